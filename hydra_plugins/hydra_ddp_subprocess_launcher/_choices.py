@@ -1,0 +1,26 @@
+"""The words that an option may take. Apart from `config`, which Hydra may execute twice in one process."""
+
+from enum import Enum
+
+
+class Entry(Enum):
+    """What a rank runs: the user's program again, or the pickled job function."""
+
+    auto = "auto"
+    script = "script"
+    function = "function"
+
+
+class OnCodeChange(Enum):
+    """What happens to a job when source files changed since the sweep started."""
+
+    warn = "warn"
+    fail = "fail"
+    ignore = "ignore"
+
+
+class OnConfigDifference(Enum):
+    """What happens when ranks of one job resolve their config differently."""
+
+    warn = "warn"
+    error = "error"

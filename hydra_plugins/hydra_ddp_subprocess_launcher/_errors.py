@@ -1,0 +1,47 @@
+"""What the launcher raises.
+
+    LauncherError               a CompactHydraException: Hydra prints the message alone, without our stack
+    ├── OptionError             an option that is unknown, or has a value that cannot be used
+    ├── StartError              this process cannot launch, or its program cannot be run again in a rank
+    ├── FreezeError             a job's config cannot be handed to its ranks
+    └── JobFailedError          a job ended badly and no exception of the user's tells why
+
+    RankTraceback               not an error of ours: the cause of a user's exception, so that its traceback is shown
+
+Each takes its message as the only argument, so that it survives a pickle.
+"""
+
+from __future__ import annotations
+
+from hydra.errors import CompactHydraException
+
+
+class LauncherError(CompactHydraException):
+    """Base of the errors that the launcher raises."""
+
+
+class OptionError(LauncherError):
+    """An option of the launcher is unknown or has a value that cannot be used."""
+
+
+class StartError(LauncherError):
+    """This process cannot launch ranks, or its program cannot be run again."""
+
+
+class FreezeError(LauncherError):
+    """The config of a job cannot be handed to its ranks."""
+
+
+class JobFailedError(LauncherError):
+    """A job failed without an exception of the user's own."""
+
+
+class RankTraceback(Exception):
+    """Carry the text of a traceback from the rank in which it happened."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n{self.text.rstrip()}"

@@ -1,0 +1,163 @@
+"""Files of a job: where they are, how they are written and read."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pickle
+import stat
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ._errors import LauncherError
+from ._specs import Outcome, Payload
+
+_EARLIER = "earlier_"
+
+
+@dataclass(frozen=True)
+class JobPaths:
+    """Every path of a job.
+
+    Attributes:
+        run_dir: Run directory, absolute.
+    """
+
+    run_dir: str
+
+    @property
+    def folder(self) -> str:
+        """The one folder of ours in the run directory."""
+        return os.path.join(self.run_dir, ".ddp")
+
+    @property
+    def payload(self) -> str:
+        """What the ranks read."""
+        return os.path.join(self.folder, "payload.pkl")
+
+    @property
+    def facts(self) -> str:
+        """Overrides, command and environment of the ranks, for people."""
+        return os.path.join(self.folder, "job.json")
+
+    def log(self, rank: int) -> str:
+        """Stdout and stderr of a rank."""
+        return os.path.join(self.folder, f"rank_{rank}.log")
+
+    def outcome(self, rank: int) -> str:
+        """How a rank's part of the job ended."""
+        return os.path.join(self.folder, f"outcome_{rank}.pkl")
+
+    def error(self, rank: int) -> str:
+        """The error of a rank in torchrun's format."""
+        return os.path.join(self.folder, f"error_{rank}.json")
+
+    def resolved_config(self, rank: int) -> str:
+        """The resolved config of a rank, for `check_config`."""
+        return os.path.join(self.folder, f"config_{rank}.json")
+
+
+def make_job_folder(paths: JobPaths) -> None:
+    """Make the run directory and an empty folder of ours in it; what an earlier job left there moves aside within it.
+
+    Raises:
+        OSError: when the directory cannot be made or written.
+    """
+    os.makedirs(paths.run_dir, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".ddp-", dir=paths.run_dir) as aside:
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(paths.folder, os.path.join(aside, "ddp"))
+        os.mkdir(paths.folder)
+        with contextlib.suppress(FileNotFoundError):
+            earlier = Path(aside, "ddp")
+            number = len([entry for entry in earlier.iterdir() if entry.name.startswith(_EARLIER)])
+            for entry in [entry for entry in earlier.iterdir() if entry.name.startswith(_EARLIER)]:
+                entry.rename(Path(paths.folder, entry.name))
+            earlier.rename(Path(paths.folder, f"{_EARLIER}{number}"))
+
+
+@contextlib.contextmanager
+def _replacing(path: str) -> Iterator[int]:
+    """Give a descriptor of a private temporary file that takes the place of `path` when the block ends well."""
+    descriptor, temporary = tempfile.mkstemp(prefix=os.path.basename(path) + ".", dir=os.path.dirname(path))
+    try:
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def write_private(path: str, data: bytes) -> None:
+    """Write a file that only this user can read (mode 0600), whole or not at all."""
+    with _replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
+        file.write(data)
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a file that whoever may read the directory can read, whole or not at all."""
+    with _replacing(path) as descriptor:
+        with os.fdopen(os.dup(descriptor), "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+        os.fchmod(descriptor, 0o644)
+
+
+def write_payload(paths: JobPaths, payload: Payload) -> str:
+    """Store a payload and return its SHA-256, hexadecimal."""
+    data = pickle.dumps(payload)
+    write_private(paths.payload, data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_payload(paths: JobPaths, digest: str) -> Payload:
+    """Load a payload, of which nothing is unpickled before its digest is checked.
+
+    Raises:
+        LauncherError: when it is missing, or not the one that was announced.
+    """
+    try:
+        data = Path(paths.payload).read_bytes()
+    except OSError as error:
+        raise LauncherError(
+            f"The job's payload cannot be read: {error.strerror}: {paths.payload}. The run directory was moved or "
+            "emptied since the sweep started this job; start the sweep again."
+        ) from None
+    found = hashlib.sha256(data).hexdigest()
+    if found != digest:
+        raise LauncherError(
+            f"{paths.payload} is not the payload of this job: its SHA-256 is {found}, announced was {digest}. It was "
+            "damaged, or another job took over the run directory; start the sweep again."
+        )
+    payload = pickle.loads(data)
+    assert isinstance(payload, Payload)
+    return payload
+
+
+def write_outcome(paths: JobPaths, rank: int, outcome: Outcome) -> None:
+    """Store how a rank's part of the job ended."""
+    write_private(paths.outcome(rank), pickle.dumps(outcome))
+
+
+def read_outcome(paths: JobPaths, rank: int) -> Outcome | None:
+    """Load an outcome; None when the rank stored none, or none that can be trusted and read."""
+    try:
+        descriptor = os.open(paths.outcome(rank), os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        # A pickle from somebody else would run their code.
+        if status.st_uid != os.getuid() or not stat.S_ISREG(status.st_mode):
+            return None
+        try:
+            outcome = pickle.load(file)
+        except Exception:  # noqa: BLE001  (a damaged pickle can raise anything; the exit code then has the word)
+            return None
+    return outcome if isinstance(outcome, Outcome) else None

@@ -1,0 +1,195 @@
+"""A job's config made final: composed once, resolver caches filled, run directory literal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import Container, DictConfig, ListConfig, OmegaConf, open_dict, read_write
+from omegaconf.basecontainer import BaseContainer
+from omegaconf.errors import OmegaConfBaseException
+
+from ._errors import FreezeError
+from ._pickling import LocalPickle
+
+_RESOLVER_NAME = re.compile(r"\$\{\s*([A-Za-z_][\w.]*)\s*:")
+_INTERPOLATION = re.compile(r"(\\*)(\$\{)")
+# Bytes of composed configs to keep in memory before they go to a temporary file.
+_SPOOL_MEMORY = 64 * 1024 * 1024
+
+
+class ComposeSpool:
+    """Configs that the sweeper composed for its own check, kept so that they need not be composed a second time.
+
+    Args:
+        config_loader: Its `load_sweep_config` is watched while the spool records.
+    """
+
+    def __init__(self, config_loader: Any) -> None:
+        self._loader = config_loader
+        self._file = tempfile.SpooledTemporaryFile(max_size=_SPOOL_MEMORY)
+        self._pickle = LocalPickle()
+        self._places: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+
+    def record(self) -> None:
+        """Watch, until `stop`, what anybody composes with this loader."""
+        compose = self._loader.load_sweep_config
+
+        def load_sweep_config(master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+            config: DictConfig = compose(master_config, sweep_overrides)
+            self._put(tuple(sweep_overrides), config)
+            return config
+
+        self._loader.load_sweep_config = load_sweep_config
+
+    def stop(self) -> None:
+        """Give the loader its own method back."""
+        vars(self._loader).pop("load_sweep_config", None)
+
+    def _put(self, overrides: tuple[str, ...], config: DictConfig) -> None:
+        # What cannot be pickled is composed again, and then named in the job's error.
+        with contextlib.suppress(Exception):
+            data = self._pickle.dumps(config)
+            start = self._file.seek(0, os.SEEK_END)
+            self._file.write(data)
+            self._places.setdefault(overrides, []).append((start, len(data)))
+
+    def take(self, overrides: Sequence[str]) -> DictConfig | None:
+        """Return a config composed from these overrides, each once; None when there is none."""
+        places = self._places.get(tuple(overrides))
+        if not places:
+            return None
+        start, length = places.pop(0)
+        self._file.seek(start)
+        config = self._pickle.loads(self._file.read(length))
+        assert isinstance(config, DictConfig)
+        return config
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._places.clear()
+        self._file.seek(0)
+        self._file.truncate()
+
+
+@contextlib.contextmanager
+def hydra_config(config: DictConfig) -> Iterator[None]:
+    """Let `${hydra:…}` mean this config while the block runs."""
+    holder = HydraConfig.instance()
+    earlier = holder.cfg
+    try:
+        holder.set_config(config)
+        yield
+    finally:
+        holder.cfg = earlier
+
+
+def freeze(config: DictConfig, job_num: int) -> str:
+    """Make a composed job config final, in place, so that every process resolves it alike; return its run directory.
+
+    Raises:
+        FreezeError: when the run directory cannot be resolved.
+    """
+    with read_write(config.hydra), open_dict(config.hydra):
+        config.hydra.job.id = str(job_num)
+        config.hydra.job.num = job_num
+    with hydra_config(config):
+        try:
+            run_dir = os.path.abspath(
+                os.path.join(
+                    str(OmegaConf.select(config, "hydra.sweep.dir")), str(OmegaConf.select(config, "hydra.sweep.subdir"))
+                )
+            )
+        except OmegaConfBaseException as error:
+            raise FreezeError(f"The run directory of job {job_num} cannot be resolved: {error}") from error
+    with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
+        config.hydra.runtime.output_dir = escape_interpolations(run_dir)
+    # Again: Hydra's holder works on a copy that does not have the directory.
+    with hydra_config(config):
+        fill_caches(config)
+    return run_dir
+
+
+def escape_interpolations(text: str) -> str:
+    """Return what OmegaConf resolves to `text`, which may hold `${` as it stands."""
+    return _INTERPOLATION.sub(lambda found: found[1] * 2 + "\\" + found[2], text)
+
+
+def fill_caches(config: DictConfig) -> None:
+    """Resolve every interpolation that names a cached resolver once, so that its value travels with the config.
+
+    Else `${now:…}` and a user's cached random value would differ between the ranks of a job.
+    """
+    cached = {name for name, resolver in BaseContainer._resolvers.items() if _caches(resolver)}
+    for _, parent, key, node in _nodes(config):
+        if node._is_interpolation() and cached.intersection(_RESOLVER_NAME.findall(node._value())):
+            # What cannot be resolved here fails where the job uses it, or is never used.
+            with contextlib.suppress(Exception):
+                parent[key]  # noqa: B018  (reading is what fills the cache)
+
+
+def _caches(resolver: Callable[..., Any]) -> bool:
+    # OmegaConf keeps `use_cache` in a closure only. Its legacy resolvers have none and always cache.
+    names = resolver.__code__.co_freevars
+    if "use_cache" not in names:
+        return True
+    return bool(resolver.__closure__[names.index("use_cache")].cell_contents)  # type: ignore[index]
+
+
+def resolved_env_set(config: DictConfig) -> dict[str, str]:
+    """Return `hydra.job.env_set` of a job, with `env_copy` merged in as Hydra does when it composes.
+
+    Raises:
+        FreezeError: when a value cannot be resolved.
+    """
+    with hydra_config(config):
+        try:
+            values = OmegaConf.to_container(config.hydra.job.env_set, resolve=True)
+        except OmegaConfBaseException as error:
+            raise FreezeError(f"hydra.job.env_set cannot be resolved: {error}") from error
+    assert isinstance(values, dict)
+    return {str(name): str(value) for name, value in values.items()}
+
+
+def unpicklable_key(config: DictConfig, dump: Callable[[object], bytes]) -> str | None:
+    """Return the first key of a config whose value cannot be pickled, with the reason; None when all can."""
+    for key, _, _, node in _nodes(config):
+        if isinstance(node, Container):
+            continue
+        value = node._value()
+        try:
+            dump(value)
+        except Exception as error:  # noqa: BLE001  (a pickle can fail with anything)
+            return f"{key} ({type(value).__name__}: {error})"
+    return None
+
+
+def _nodes(container: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, Any]]:
+    """Walk everything below a container: full key, parent, key in it, node."""
+    if container._is_none() or container._is_missing() or container._is_interpolation():
+        return
+    in_list = isinstance(container, ListConfig)
+    for key in range(len(container)) if in_list else list(container.keys()):
+        node = container._get_node(key)
+        name = f"{prefix}[{key}]" if in_list else f"{prefix}.{key}".lstrip(".")
+        yield name, container, key, node
+        if isinstance(node, Container):
+            yield from _nodes(node, name)
+
+
+def resolved_values(config: DictConfig) -> dict[str, str]:
+    """Return each key of a config that holds a value, with that value resolved and written as text."""
+    values = {}
+    for name, parent, key, node in _nodes(config):
+        if isinstance(node, Container) and not node._is_interpolation():
+            continue
+        try:
+            values[name] = repr(parent[key])
+        except Exception as error:  # noqa: BLE001  (a resolver may raise anything; that, too, should be alike)
+            values[name] = f"<{type(error).__name__}>"
+    return values

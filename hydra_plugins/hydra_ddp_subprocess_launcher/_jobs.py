@@ -1,0 +1,371 @@
+"""The event loop over one batch of jobs, in the launching process's main thread."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import selectors
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hydra.core.utils import JobReturn
+from omegaconf import DictConfig
+
+from . import _environment, _files, _keeper, _process, _results, _sources
+from ._channel import Channel
+from ._choices import OnCodeChange, OnConfigDifference
+from ._errors import JobFailedError, LauncherError, OptionError, StartError
+from ._logs import LogTee, last_lines, terminal
+from ._plan import PlannedJob, plan_job, write_job
+from ._port import ReservedPort, is_port_clash, reserve_port
+from ._report import JobResult, duration, override_line
+from ._results import Verdict
+from ._spawner import SpawnerLink
+from ._specs import GroupReport
+from ._sweep import Sweep
+
+_log = logging.getLogger(__name__)
+# Seconds between two looks at rank logs that are shown, and at configs that are compared.
+_LOOK_INTERVAL_S = 0.1
+
+
+@dataclass(eq=False)
+class _RunningJob:
+    """A job with a keeper.
+
+    Attributes:
+        plan: The job.
+        paths: Its files.
+        lease: Its devices.
+        port: Its rendezvous port.
+        link: The spawner that forked its keeper.
+        channel: To the keeper.
+        tees: One a rank that is shown.
+        retry: Whether this is the second start, after a port clash.
+        began: Start of the ranks, monotonic seconds.
+        report: The keeper's last word.
+        buried: Whether the spawner said that the keeper and all below it are gone.
+        compared: Whether `check_config` has been done.
+    """
+
+    plan: PlannedJob
+    paths: _files.JobPaths
+    lease: tuple[str, ...]
+    port: ReservedPort
+    link: SpawnerLink
+    channel: Channel
+    tees: list[LogTee]
+    retry: bool
+    began: float = field(default_factory=time.monotonic)
+    report: GroupReport | None = None
+    buried: bool = False
+    compared: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of the job is alive."""
+        return self.channel.lost and (self.buried or self.link.lost)
+
+
+class Batch:
+    """Run the jobs of one `launch()` call.
+
+    Args:
+        sweep: What is the same for all of them.
+        job_overrides: One list of override strings a job.
+        first: Number of the first job.
+    """
+
+    def __init__(self, sweep: Sweep, job_overrides: list[list[str]], first: int) -> None:
+        self._sweep = sweep
+        self._overrides = {first + place: overrides for place, overrides in enumerate(job_overrides)}
+        self._waiting = deque(self._overrides)
+        self._planned: PlannedJob | None = None
+        self._running: dict[int, _RunningJob] = {}
+        self._results: dict[int, JobResult] = {}
+        self._spawner: SpawnerLink | None = None
+        self._stopped_by: int | None = None
+        self._said_changed: set[str] = set()
+        self._base = _environment.scrub(os.environ, _process.start_environment())
+        settings, pool = sweep.settings, sweep.pool
+        nproc = pool.nproc(settings.nproc_per_node)
+        self._at_once = pool.most_jobs(nproc, settings.max_parallel_jobs)
+        if settings.master_port is not None and self._at_once > 1:
+            raise OptionError(
+                f"hydra.launcher.master_port={settings.master_port} is one port, but {self._at_once} jobs run at once. "
+                "Leave it null, or set hydra.launcher.max_parallel_jobs=1."
+            )
+        self._omp = _environment.omp_threads(
+            self._base, settings.omp_num_threads, _process.usable_cores(), self._at_once * nproc
+        )
+        sets = f", devices {' '.join(map(str, pool.ids))}" if pool.ids else ""
+        _log.info(
+            "Launching %d jobs, %d at a time, %d ranks each%s, OMP_NUM_THREADS=%d",
+            len(job_overrides), self._at_once, nproc, sets, self._omp,
+        )  # fmt: skip
+
+    def run(self) -> list[JobResult]:
+        """Run all jobs and return one result a job, in order.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C, when every rank is gone.
+            SystemExit: after SIGTERM or SIGHUP, likewise, unless a handler that was there before decides otherwise.
+        """
+        signals = (*_process.STOP_SIGNALS, *_process.FORWARDED_SIGNALS)
+        with _process.recorded_signals(signals) as arrived, selectors.DefaultSelector() as selector:
+            self._selector = selector
+            selector.register(arrived.wakeup, selectors.EVENT_READ)
+            try:
+                while self._waiting or self._planned or self._running:
+                    self._act_on(arrived.take())
+                    started = self._start_next()
+                    self._wait(0.0 if started or self._can_plan() else None)
+                    self._look_at_running()
+                    if self._can_plan():
+                        self._plan_next()
+            finally:
+                # Without the sockets, keepers end their groups by themselves.
+                for job in self._running.values():
+                    job.channel.close()
+                if self._spawner is not None:
+                    self._spawner.close()
+        if self._stopped_by is not None:
+            self._leave(self._stopped_by)
+        return [self._results[number] for number in self._overrides]
+
+    # Signals
+
+    def _act_on(self, arrived: list[int]) -> None:
+        for number in arrived:
+            if number in _process.FORWARDED_SIGNALS:
+                for job in self._running.values():
+                    job.channel.send(_keeper.Forward(number))
+            elif number in _process.STOP_SIGNALS:
+                self._stop(number)
+
+    def _stop(self, number: int) -> None:
+        again, self._stopped_by = self._stopped_by is not None, self._stopped_by or number
+        self._waiting.clear()
+        self._planned = None
+        if self._running:
+            how = "killing" if again else "stopping"
+            hint = "" if again else " (once more: kill at once)"
+            _log.warning("%s: %s %d running jobs%s", signal.Signals(number).name, how, len(self._running), hint)
+        for job in self._running.values():
+            job.channel.send(_keeper.Stop(at_once=again, detail=signal.Signals(number).name))
+
+    def _leave(self, number: int) -> None:
+        unfinished = len(self._overrides) - sum(result.completed for result in self._results.values())
+        _log.warning("Stopped by %s: %d of %d jobs did not complete", signal.Signals(number).name, unfinished, len(self._overrides))
+        handler = signal.getsignal(number)
+        if callable(handler):
+            handler(number, None)
+        raise SystemExit(128 + number)
+
+    # Planning and starting
+
+    def _can_plan(self) -> bool:
+        return bool(self._waiting) and self._planned is None
+
+    def _plan_next(self) -> None:
+        number = self._waiting.popleft()
+        try:
+            self._planned = plan_job(self._sweep, number, self._overrides[number])
+        except Exception as error:  # noqa: BLE001  (a config may raise anything; it is this job's failure alone)
+            self._finish(number, None, "", None, _results.failed_before_start(error))
+
+    def _start_next(self) -> bool:
+        """Start the planned job if it may start; return whether something changed."""
+        plan = self._planned
+        if plan is None or len(self._running) >= self._at_once:
+            return False
+        lease = self._sweep.pool.lease(plan.nproc)
+        if lease is None:
+            return False
+        self._planned = None
+        _log.info("\t#%d : %s", plan.number, override_line(plan.overrides))
+        self._start(plan, lease, retry=False)
+        return True
+
+    def _start(self, plan: PlannedJob, lease: tuple[str, ...], *, retry: bool) -> None:
+        port = None
+        try:
+            self._refuse_shared_directory(plan)
+            self._refuse_changed_sources()
+            port = reserve_port(self._sweep.settings.master_addr, self._sweep.settings.master_port)
+            paths, spec = write_job(self._sweep, plan, lease, port, self._base, self._omp)
+            link, channel = self._ask_for_keeper(plan.number)
+        except (LauncherError, OSError) as error:
+            if port is not None:
+                port.release()
+            self._sweep.pool.give_back(lease)
+            self._finish(plan.number, plan.config, plan.run_dir, None, _results.failed_before_start(_readable(error, plan)))
+            return
+        channel.send(spec)
+        job = _RunningJob(plan, paths, lease, port, link, channel, self._tees(plan, paths), retry)
+        self._running[plan.number] = job
+        self._selector.register(channel, selectors.EVENT_READ, job)
+        if self._stopped_by is not None:
+            channel.send(_keeper.Stop(at_once=False))
+
+    def _refuse_shared_directory(self, plan: PlannedJob) -> None:
+        directory = os.path.realpath(plan.run_dir)
+        for number, other in self._running.items():
+            if os.path.realpath(other.plan.run_dir) == directory:
+                raise StartError(
+                    f"Its run directory {plan.run_dir} is in use by job {number}, which still runs. Give each job one "
+                    "of its own (hydra.sweep.subdir), or run one at a time (hydra.launcher.max_parallel_jobs=1)."
+                )
+
+    def _refuse_changed_sources(self) -> None:
+        rule = self._sweep.settings.code_changed
+        if rule is OnCodeChange.ignore:
+            return
+        changed = _sources.changed_sources(self._sweep.sources)
+        if changed and rule is OnCodeChange.fail:
+            raise StartError(
+                f"The code changed since the sweep started: {', '.join(changed)}. Jobs would no longer run the same "
+                "program (hydra.launcher.code_changed=fail)."
+            )
+        new = [file for file in changed if file not in self._said_changed]
+        if new:
+            self._said_changed.update(new)
+            _log.warning(
+                "The code changed since the sweep started: %s. Jobs that start from now on run the new code.",
+                ", ".join(new),
+            )
+
+    def _ask_for_keeper(self, number: int) -> tuple[SpawnerLink, Channel]:
+        if self._spawner is None or self._spawner.lost:
+            self._spawner = SpawnerLink()
+            self._selector.register(self._spawner, selectors.EVENT_READ, self._spawner)
+        return self._spawner, Channel(self._spawner.start_keeper(number))
+
+    def _tees(self, plan: PlannedJob, paths: _files.JobPaths) -> list[LogTee]:
+        shown = self._sweep.settings.tee_ranks
+        ranks = [rank for rank in range(plan.nproc) if shown is None or rank in shown]
+        alone = self._at_once == 1 and len(ranks) == 1
+        return [LogTee(paths.log(rank), "" if alone else f"[job {plan.number} rank {rank}] ") for rank in ranks]
+
+    # Watching
+
+    def _wait(self, timeout: float | None) -> None:
+        if timeout is None and any(job.tees or not job.compared for job in self._running.values()):
+            timeout = _LOOK_INTERVAL_S
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.data, _RunningJob):
+                write = selectors.EVENT_WRITE if key.data.channel.wants_to_write else 0
+                self._selector.modify(key.fileobj, selectors.EVENT_READ | write, key.data)
+        for key, _ in self._selector.select(timeout):
+            if isinstance(key.data, _RunningJob):
+                self._hear(key.data)
+            elif isinstance(key.data, SpawnerLink):
+                self._hear_spawner(key.data)
+
+    def _hear(self, job: _RunningJob) -> None:
+        job.channel.flush()
+        for message in job.channel.receive():
+            if isinstance(message, GroupReport):
+                job.report = message
+            elif isinstance(message, _keeper.Note):
+                _log.info("#%d : %s", job.plan.number, message.text)
+            elif isinstance(message, _keeper.Started):
+                _log.debug("#%d : pids %s", job.plan.number, " ".join(map(str, message.pids)))
+        if job.channel.lost:
+            self._selector.unregister(job.channel)
+
+    def _hear_spawner(self, link: SpawnerLink) -> None:
+        for ended in link.receive():
+            if ended.job in self._running:
+                self._running[ended.job].buried = True
+        if link.lost:
+            self._selector.unregister(link)
+            link.close()
+
+    def _look_at_running(self) -> None:
+        for job in list(self._running.values()):
+            for tee in job.tees:
+                tee.pump(terminal(), last=job.over)
+            self._compare_configs(job)
+            if job.over:
+                self._end(job)
+
+    def _compare_configs(self, job: _RunningJob) -> None:
+        rule = self._sweep.settings.check_config
+        if rule is None or job.compared:
+            job.compared = True
+            return
+        files = [job.paths.resolved_config(rank) for rank in range(job.plan.nproc)]
+        if not all(map(os.path.exists, files)):
+            return
+        job.compared = True
+        differing = _differing_keys(files)
+        if differing:
+            text = f"the ranks' configs differ in {', '.join(differing)}"
+            _log.warning("#%d : %s", job.plan.number, text)
+            if rule is OnConfigDifference.error:
+                job.channel.send(_keeper.Stop(at_once=False, detail=f"{text} (check_config=error)"))
+
+    # Ending
+
+    def _end(self, job: _RunningJob) -> None:
+        job.channel.close()
+        job.port.release()
+        del self._running[job.plan.number]
+        if job.report is None:
+            verdict = _results.failed_before_start(
+                JobFailedError(
+                    "The process that kept this job was killed from outside, and its ranks with it. "
+                    f"The logs of the ranks are in {job.paths.folder}."
+                )
+            )
+        else:
+            verdict = _results.judge(job.report, job.plan.nproc, job.paths)
+            if not verdict.completed and self._was_port_clash(job, verdict) and self._stopped_by is None:
+                _log.warning("#%d : port %d was taken; starting again on another", job.plan.number, job.port.number)
+                self._start(job.plan, job.lease, retry=True)
+                return
+        self._sweep.pool.give_back(job.lease)
+        seconds = time.monotonic() - job.began
+        self._finish(job.plan.number, job.plan.config, job.plan.run_dir, seconds, verdict)
+
+    def _was_port_clash(self, job: _RunningJob, verdict: Verdict) -> bool:
+        if job.retry or self._sweep.settings.master_port is not None:
+            return False
+        outcome = _files.read_outcome(job.paths, 0)
+        words = outcome.traceback if outcome is not None else "\n".join(last_lines(job.paths.log(0), 50))
+        return is_port_clash(words, job.port.number)
+
+    def _finish(
+        self, number: int, config: DictConfig | None, run_dir: str, seconds: float | None, verdict: Verdict
+    ) -> None:
+        overrides = self._overrides[number]
+        job_return: JobReturn = _results.make_job_return(overrides, config, run_dir, self._sweep.task_name, verdict)
+        self._results[number] = JobResult(number, job_return, verdict.completed, verdict.cause, seconds)
+        for line in verdict.warnings:
+            _log.warning("#%d : %s", number, line)
+        if not verdict.completed:
+            _log.error("#%d : FAILED after %s: %s\n%s", number, duration(seconds), override_line(overrides), verdict.block)
+
+
+def _readable(error: Exception, plan: PlannedJob) -> Exception:
+    if isinstance(error, OSError):
+        return StartError(f"The run directory {plan.run_dir} cannot be used: {error.strerror or error}: {error.filename}")
+    return error
+
+
+def _differing_keys(files: list[str]) -> list[str]:
+    configs = []
+    for file in files:
+        with open(file, encoding="utf-8") as opened:
+            configs.append(json.load(opened))
+    keys = {key: None for config in configs for key in config}
+    own = ("hydra.output_subdir", "hydra.job_logging.handlers.")
+    return [
+        key for key in keys if not key.startswith(own) and len({str(config.get(key)) for config in configs}) > 1
+    ]

@@ -1,0 +1,187 @@
+"""A keeper: the process that owns one job. It starts the ranks, watches them, and ends everything below it.
+
+Nothing here waits for the launching process, which may be busy for a second at a time, or stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from . import _process
+from ._channel import Channel
+from ._rules import Action, GroupRules
+from ._specs import GroupReport, GroupSpec
+
+# Seconds between two looks at the outcome files, and between two rounds of SIGKILL.
+_LOOK_INTERVAL_S = 1.0
+_KILL_INTERVAL_S = 0.01
+
+
+@dataclass(frozen=True)
+class Started:
+    """Keeper to launcher: the ranks run. One pid a rank."""
+
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Note:
+    """Keeper to launcher: a line for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Launcher to keeper: end the group, by SIGTERM first or `at_once`."""
+
+    at_once: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Launcher to keeper: send this signal to every rank."""
+
+    signal: int
+
+
+def keep_job(sock: socket.socket, launcher: int) -> None:
+    """Run one job from the spec that arrives on `sock` until no process of it is left, then report.
+
+    Args:
+        sock: This keeper's end of the socketpair to the launcher.
+        launcher: Pid of the launching process.
+    """
+    _process.reset_signals()
+    _process.become_subreaper()
+    _process.name_process("ddp-keeper")
+    channel = Channel(sock)
+    with _process.recorded_signals([signal.SIGCHLD]) as arrived, selectors.DefaultSelector() as selector:
+        selector.register(channel, selectors.EVENT_READ, "launcher")
+        selector.register(arrived.wakeup, selectors.EVENT_READ, "signals")
+        watch = _process.parent_watch(launcher)
+        if watch is not None:
+            selector.register(watch, selectors.EVENT_READ, "launcher ended")
+        spec = _receive_spec(channel, selector)
+        if spec is not None:
+            report = _Group(spec, channel, selector, arrived).run()
+            os.set_blocking(sock.fileno(), True)
+            channel.send(report)
+
+
+def _receive_spec(channel: Channel, selector: selectors.BaseSelector) -> GroupSpec | None:
+    while not channel.lost:
+        for key, _ in selector.select():
+            if key.data == "launcher ended":
+                return None
+        for message in channel.receive():
+            assert isinstance(message, GroupSpec)
+            return message
+    return None
+
+
+class _Group:
+    """The event loop over one job's processes; what it decides is in GroupRules."""
+
+    def __init__(
+        self,
+        spec: GroupSpec,
+        channel: Channel,
+        selector: selectors.BaseSelector,
+        arrived: _process.RecordedSignals,
+    ) -> None:
+        self._spec = spec
+        self._channel = channel
+        self._selector = selector
+        self._arrived = arrived
+        self._rules = GroupRules(spec.nproc, spec.limits, time.monotonic())
+        self._rank_of: dict[int, int] = {}
+        self._unstored = set(range(spec.nproc))
+
+    def run(self) -> GroupReport:
+        self._start_ranks()
+        action = Action.WAIT
+        while self._rules.running or _process.has_children():
+            self._wait(action)
+            self._reap()
+            self._look_for_outcomes()
+            action = self._rules.decide(time.monotonic())
+            if action is not Action.WAIT:
+                number = signal.SIGTERM if action is Action.TERMINATE else signal.SIGKILL
+                _process.send_signal(_process.descendants(_process.own_children()), number)
+            for line in self._rules.notes(time.monotonic()):
+                self._tell(Note(line))
+        return self._rules.report()
+
+    def _start_ranks(self) -> None:
+        spec = self._spec
+        for rank, (own, log_file) in enumerate(zip(spec.rank_environments, spec.log_files, strict=True)):
+            try:
+                process = _process.start_rank(spec.argv, spec.cwd, {**spec.environment, **own}, log_file)
+            except OSError as error:
+                self._rules.start_failed(rank, f"{error.strerror}: {error.filename or spec.argv[0]}", time.monotonic())
+                break
+            self._rank_of[process.pid] = rank
+            # Children are reaped all together below; without a return code Popen would wait for this one, too.
+            process.returncode = 0
+        self._tell(Started(tuple(self._rank_of)))
+
+    def _tell(self, message: object) -> None:
+        self._channel.send(message)
+
+    def _wait(self, action: Action) -> None:
+        timeout = _LOOK_INTERVAL_S
+        due = self._rules.next_due()
+        if due is not None:
+            timeout = min(timeout, max(0.0, due - time.monotonic()))
+        if action is Action.KILL:
+            timeout = _KILL_INTERVAL_S
+        self._selector.modify(self._channel, self._interest(), "launcher") if not self._channel.lost else None
+        events = {key.data for key, _ in self._selector.select(timeout)}
+        if "signals" in events:
+            self._arrived.take()
+        if "launcher" in events:
+            self._obey(self._channel.receive())
+            self._channel.flush()
+        if "launcher ended" in events or self._channel.lost:
+            self._lose_launcher()
+
+    def _interest(self) -> int:
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._channel.wants_to_write else 0)
+
+    def _lose_launcher(self) -> None:
+        # These stay readable for ever: without them the loop can sleep again.
+        for key in list(self._selector.get_map().values()):
+            if key.data != "signals":
+                self._selector.unregister(key.fileobj)
+        self._channel.lost = True
+        self._rules.launcher_lost(time.monotonic())
+
+    def _obey(self, messages: Sequence[object]) -> None:
+        for message in messages:
+            if isinstance(message, Stop):
+                self._rules.stop_ordered(time.monotonic(), at_once=message.at_once, detail=message.detail)
+            elif isinstance(message, Forward):
+                running = set(self._rules.running)
+                _process.send_signal([pid for pid, rank in self._rank_of.items() if rank in running], message.signal)
+
+    def _reap(self) -> None:
+        for pid, code in _process.reap():
+            rank = self._rank_of.pop(pid, None)
+            if rank is not None:
+                # What a rank stored, it stored before it ended: look first.
+                self._look_for_outcomes()
+                self._rules.rank_exited(rank, code, time.monotonic())
+
+    def _look_for_outcomes(self) -> None:
+        for rank in sorted(self._unstored):
+            if os.path.exists(self._spec.outcome_files[rank]):
+                self._unstored.discard(rank)
+                self._rules.outcome_stored(rank, time.monotonic())

@@ -1,0 +1,187 @@
+"""A job before it runs: composed, frozen, and written down for its ranks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from omegaconf import DictConfig, OmegaConf
+
+from . import _environment, _files, _freeze, _pickling
+from ._errors import FreezeError
+from ._port import ReservedPort
+from ._settings import read_nproc
+from ._specs import GroupSpec, Payload
+from ._sweep import FunctionEntry, ProgramEntry, Sweep, function_body, rank_command
+
+_log = logging.getLogger(__name__)
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """One job, ready to be started.
+
+    Attributes:
+        number: Number of the job.
+        overrides: Its override strings.
+        config: Its final config.
+        run_dir: Run directory, absolute.
+        nproc: Number of ranks.
+        env_set: Variables that its config sets.
+        payload: What its ranks will read.
+    """
+
+    number: int
+    overrides: tuple[str, ...]
+    config: DictConfig
+    run_dir: str
+    nproc: int
+    env_set: Mapping[str, str]
+    payload: Payload
+
+
+def plan_job(sweep: Sweep, number: int, overrides: list[str]) -> PlannedJob:
+    """Compose and freeze a job.
+
+    Raises:
+        Exception: whatever composing raises; a FreezeError or OptionError for what the launcher cannot use.
+    """
+    config = sweep.spool.take(overrides)
+    if config is None:
+        config = sweep.context.config_loader.load_sweep_config(sweep.config, list(overrides))
+    _refuse_other_launcher(sweep.config, config)
+    run_dir = _freeze.freeze(config, number)
+    with _freeze.hydra_config(config):
+        asked = read_nproc(OmegaConf.select(config, "hydra.launcher.nproc_per_node"))
+    payload = Payload(
+        overrides=tuple(overrides),
+        run_dir=run_dir,
+        task=sweep.entry.task if isinstance(sweep.entry, ProgramEntry) else None,
+        task_name=sweep.task_name,
+        sys_path=sweep.entry.start.sys_path if isinstance(sweep.entry, FunctionEntry) else (),
+        check_config=sweep.settings.check_config is not None,
+        body=_body(sweep, config),
+    )
+    env_set = _freeze.resolved_env_set(config)
+    return PlannedJob(number, tuple(overrides), config, run_dir, sweep.pool.nproc(asked), env_set, payload)
+
+
+def _refuse_other_launcher(sweep_config: DictConfig, config: DictConfig) -> None:
+    """Refuse a job that chose other launcher options, which came too late. Hydra 1.4 does so itself."""
+    ours, theirs = (
+        OmegaConf.to_container(one.hydra.launcher, resolve=False) for one in (sweep_config, config)
+    )
+    assert isinstance(ours, dict) and isinstance(theirs, dict)
+    for key in [*ours, *theirs]:
+        if ours.get(key) != theirs.get(key):
+            raise FreezeError(
+                f"This job's config sets hydra.launcher.{key}={theirs.get(key)!r}, but the launcher was made before, "
+                f"with {ours.get(key)!r}. Set it for the whole sweep; ranks alone can differ between jobs, by an "
+                "interpolation such as hydra.launcher.nproc_per_node='${trainer.devices}'."
+            )
+
+
+def _body(sweep: Sweep, config: DictConfig) -> bytes:
+    main = sweep.main
+    content: dict[str, object] = {"config": config, "callbacks": _callbacks(sweep)}
+    if isinstance(sweep.entry, FunctionEntry):
+        content |= function_body(sweep)
+    try:
+        return _pickling.dumps(content, main)
+    except Exception as error:
+        key = _freeze.unpicklable_key(config, lambda value: _pickling.dumps(value, main))
+        raise FreezeError(
+            f"The job's config cannot be handed to its ranks: {key or error} cannot be pickled. Build such an object "
+            "inside the job instead."
+        ) from error
+
+
+def _callbacks(sweep: Sweep) -> bytes | None:
+    try:
+        return _pickling.dumps(sweep.context.callbacks, sweep.main)
+    except Exception as error:  # noqa: BLE001  (a pickle can fail with anything)
+        _log.warning(
+            "The callbacks cannot be pickled (%s: %s): ranks make new ones from the config, without their state.",
+            type(error).__name__,
+            error,
+        )
+        return None
+
+
+def write_job(
+    sweep: Sweep, job: PlannedJob, lease: tuple[str, ...], port: ReservedPort, base: Mapping[str, str], omp: int
+) -> tuple[_files.JobPaths, GroupSpec]:
+    """Write what the ranks read into the run directory and return what a keeper needs.
+
+    Args:
+        sweep: The sweep.
+        job: The job.
+        lease: Ids of its devices; empty: none.
+        port: Its rendezvous port.
+        base: The scrubbed environment.
+        omp: OMP_NUM_THREADS where the job's config does not set it.
+
+    Raises:
+        OSError: when the run directory cannot be written.
+        StartError: when the job's environment contradicts its devices.
+    """
+    paths = _files.JobPaths(job.run_dir)
+    _files.make_job_folder(paths)
+    ranks = range(job.nproc)
+    group = _environment.GroupEnvironment(
+        nproc=job.nproc,
+        master_addr=port.address,
+        master_port=port.number,
+        run_id=f"hydra-ddp-{uuid.uuid4().hex[:12]}-job{job.number}",
+        restart_count=0,
+        max_restarts=0,
+        omp_num_threads=omp,
+        devices=lease or None,
+        device_env_var=sweep.settings.device_env_var,
+        error_files=tuple(paths.error(rank) for rank in ranks),
+        payload_digest=_files.write_payload(paths, job.payload),
+        job_num=job.number,
+        sweep_dir=_sweep_dir(job.config),
+    )
+    argv, cwd = rank_command(sweep, job.run_dir, job.overrides)
+    spec = GroupSpec(
+        argv=argv,
+        cwd=cwd,
+        environment=_environment.group_environment(base, job.env_set, group),
+        rank_environments=_environment.rank_environments(group),
+        log_files=tuple(paths.log(rank) for rank in ranks),
+        outcome_files=tuple(paths.outcome(rank) for rank in ranks),
+        limits=sweep.settings.limits,
+    )
+    _files.write_text(paths.facts, json.dumps(_facts(job, spec, base), indent=2) + "\n")
+    return paths, spec
+
+
+def _sweep_dir(config: DictConfig) -> str:
+    with _freeze.hydra_config(config):
+        return os.path.abspath(str(config.hydra.sweep.dir))
+
+
+def _facts(job: PlannedJob, spec: GroupSpec, base: Mapping[str, str]) -> dict[str, object]:
+    """Return what is worth knowing about a job; of the environment, what differs from the launching process's."""
+
+    def shown(environment: Mapping[str, str]) -> dict[str, str]:
+        changed = {name: value for name, value in environment.items() if base.get(name) != value}
+        return {name: f"${name}" if _SECRET.search(name) else value for name, value in sorted(changed.items())}
+
+    return {
+        "job": job.number,
+        "overrides": list(job.overrides),
+        "run_dir": job.run_dir,
+        "nproc": job.nproc,
+        "argv": list(spec.argv),
+        "cwd": spec.cwd,
+        "environment": shown(spec.environment),
+        "rank_environments": [shown(own) for own in spec.rank_environments],
+    }

@@ -1,0 +1,269 @@
+"""A rank: load the payload, run the job, store the outcome, end the process.
+
+It must not import what only the launching process needs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from hydra.core.utils import JobReturn, JobRuntime, JobStatus, run_job, setup_globals
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from . import _files, _freeze, _pickling, _program, _tasks
+from ._environment import PAYLOAD_DIGEST
+from ._errors import LauncherError, StartError
+from ._specs import Outcome, Payload
+
+
+def run_program_rank(
+    run_dir: str, overrides: str | None, task_function: TaskFunction, hydra_context: HydraContext
+) -> None:
+    """Be a rank that runs the user's program: return only where the job belongs to another `hydra.main` of it.
+
+    Args:
+        run_dir: Run directory of the job, percent-encoded.
+        overrides: Its overrides, percent-encoded; None: they were too long for a command.
+
+    Raises:
+        SystemExit: when the job has ended; code 1 where it failed.
+    """
+    rank = _Rank(_program.decode(run_dir), overrides)
+    payload = rank.load_payload()
+    if _tasks.identify(task_function, _tasks.RANK_SWEEPS) != payload.task:
+        return
+    rank.run(task_function, hydra_context, _pickling.program_namespace(task_function))
+
+
+def run_function_rank(argv: list[str]) -> NoReturn:
+    """Be a rank without a program: the payload holds the job function.
+
+    Args:
+        argv: `run_dir=…` and perhaps `overrides=…`, percent-encoded.
+    """
+    arguments = dict(argument.split("=", 1) for argument in argv)
+    rank = _Rank(_program.decode(arguments["run_dir"]), arguments.get("overrides"))
+    try:
+        payload = rank.load_payload()
+    except LauncherError as error:
+        sys.exit(str(error))
+    sys.path[:] = payload.sys_path
+    rank.run(None, None, None)
+
+
+class _Rank:
+    """One rank's part of one job."""
+
+    def __init__(self, run_dir: str, overrides: str | None) -> None:
+        if PAYLOAD_DIGEST not in os.environ:
+            raise StartError(
+                f"{PAYLOAD_DIGEST} is not set: `ddp_rank` is what the launcher's own ranks run, and not for use by "
+                "hand. <run dir>/.ddp/job.json has the full command of each rank."
+            )
+        self._paths = _files.JobPaths(run_dir)
+        self._overrides = overrides
+        self._rank = int(os.environ["RANK"])
+        self._payload: Payload | None = None
+
+    def load_payload(self) -> Payload:
+        """Read the payload and check that it belongs to this rank's command.
+
+        Raises:
+            LauncherError: when it is missing, damaged, or another job's.
+        """
+        payload = _files.read_payload(self._paths, os.environ[PAYLOAD_DIGEST])
+        if self._overrides is not None and _program.decode_overrides(self._overrides) != payload.overrides:
+            raise LauncherError(
+                f"{self._paths.payload} belongs to a job with other overrides ({' '.join(payload.overrides)}): "
+                "another job took over the run directory. Give each job one of its own (hydra.sweep.subdir)."
+            )
+        self._payload = payload
+        return payload
+
+    def run(
+        self,
+        task_function: TaskFunction | None,
+        hydra_context: HydraContext | None,
+        main: Mapping[str, Any] | None,
+    ) -> NoReturn:
+        """Run the job and end the process.
+
+        Args:
+            task_function: The program's; None: it is in the payload.
+            hydra_context: The program's; None: as `task_function`.
+            main: Namespace of the program's `__main__`; None: there is no program.
+        """
+        try:
+            outcome, code = self._run_job(task_function, hydra_context, main)
+        except BaseException as error:  # noqa: BLE001  (whatever ends this rank is what the user must see)
+            outcome, code = _failure(error, main), 1
+        if outcome.traceback:
+            sys.stderr.write(outcome.traceback)
+            self._write_error_file(outcome)
+        _files.write_outcome(self._paths, self._rank, outcome)
+        raise SystemExit(code)
+
+    def _run_job(
+        self,
+        task_function: TaskFunction | None,
+        hydra_context: HydraContext | None,
+        main: Mapping[str, Any] | None,
+    ) -> tuple[Outcome, int]:
+        payload = self._payload
+        assert payload is not None
+        body = _pickling.loads(payload.body)
+        config = body["config"]
+        if task_function is None or hydra_context is None:
+            task_function, hydra_context = _restore_hydra(body)
+        else:
+            hydra_context = _with_callbacks(hydra_context, config, body["callbacks"])
+        JobRuntime.instance().set("name", payload.task_name)
+        if self._rank > 0:
+            self._keep_files_apart(config)
+        if payload.check_config:
+            self._write_resolved_config(config)
+        try:
+            job_return = run_job(
+                hydra_context=hydra_context,
+                task_function=task_function,
+                config=config,
+                job_dir_key="hydra.runtime.output_dir",
+                job_subdir_key=None,
+            )
+        except SystemExit as stop:
+            return _after_exit(stop)
+        return _outcome_of(job_return, main, with_value=self._rank == 0)
+
+    def _keep_files_apart(self, config: DictConfig) -> None:
+        """Let rank 0 alone write Hydra's files; what this rank logs goes beside its output."""
+        with _freeze.hydra_config(config):
+            handlers = OmegaConf.select(config, "hydra.job_logging.handlers") or {}
+            names = {name: handler.get("filename") for name, handler in handlers.items()}
+        # Hydra has made its node read-only by now.
+        with read_write(config.hydra), open_dict(config.hydra):
+            config.hydra.output_subdir = None
+            for name, filename in names.items():
+                if filename is not None:
+                    own = os.path.join(self._paths.folder, f"rank_{self._rank}.{os.path.basename(str(filename))}")
+                    config.hydra.job_logging.handlers[name].filename = _freeze.escape_interpolations(own)
+
+    def _write_resolved_config(self, config: DictConfig) -> None:
+        with _freeze.hydra_config(config):
+            resolved = _freeze.resolved_values(config)
+        _files.write_text(self._paths.resolved_config(self._rank), json.dumps(resolved))
+
+    def _write_error_file(self, outcome: Outcome) -> None:
+        # The format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler, for whoever reads it.
+        message = {
+            "message": outcome.summary,
+            "extraInfo": {"py_callstack": outcome.traceback, "timestamp": str(int(time.time()))},
+        }
+        _files.write_text(self._paths.error(self._rank), json.dumps({"message": message}))
+
+
+def _with_callbacks(context: HydraContext, config: DictConfig, pickled: bytes | None) -> HydraContext:
+    from hydra._internal.callbacks import Callbacks
+
+    context.callbacks = Callbacks(config) if pickled is None else _pickling.loads(pickled)
+    return context
+
+
+def _restore_hydra(body: Mapping[str, Any]) -> tuple[TaskFunction, HydraContext]:
+    """Make this process look to the job like the one that launched it."""
+    from hydra.core.singleton import Singleton
+
+    setup_globals()
+    Singleton.set_state(_pickling.loads(body["singletons"]))
+    function, context = _pickling.loads(body["task_function"])
+    return function, _with_callbacks(context, body["config"], body["callbacks"])
+
+
+def _after_exit(stop: SystemExit) -> tuple[Outcome, int]:
+    """Read `sys.exit(…)` as Python does: None and 0 are good, a number is the code, anything else is a message."""
+    if stop.code is None or stop.code == 0:
+        return Outcome(completed=True, note="the job called sys.exit(0): its value is None"), 0
+    code = stop.code if isinstance(stop.code, int) else 1
+    text = "".join(traceback.format_exception(stop))
+    return Outcome(completed=False, summary=f"SystemExit: {stop.code}", traceback=text), code & 0xFF or 1
+
+
+def _outcome_of(job_return: JobReturn, main: Mapping[str, Any] | None, *, with_value: bool) -> tuple[Outcome, int]:
+    if job_return.status is not JobStatus.COMPLETED:
+        remote = {name: value for name, value in vars(job_return).items() if name.startswith("_remote_")}
+        return _failure(job_return._return_value, main, remote), 1
+    if not with_value:
+        return Outcome(completed=True), 0
+    value = portable(job_return.return_value)
+    try:
+        return Outcome(completed=True, value=_pickling.dumps(value, main)), 0
+    except Exception as error:  # noqa: BLE001  (a pickle can fail with anything)
+        missing = f"a {type(value).__name__} that cannot be pickled ({type(error).__name__}: {error})"
+        return Outcome(completed=True, note=f"the job returned {missing}"), 0
+
+
+def _failure(
+    error: BaseException, main: Mapping[str, Any] | None, remote: Mapping[str, object] | None = None
+) -> Outcome:
+    text = _attempt(lambda: "".join(traceback.format_exception(_without_hydra_frames(error)))) or repr(type(error))
+    message = _attempt(lambda: str(error)) or ""
+    summary = f"{type(error).__qualname__}: {message}".rstrip(": ").splitlines()[0]
+    return Outcome(
+        completed=False,
+        exception=_attempt(lambda: _rebuildable(error, main)),
+        summary=summary,
+        traceback=text,
+        remote=remote or None,
+    )
+
+
+def _without_hydra_frames(error: BaseException) -> BaseException:
+    """Drop the frames above the user's function: they are Hydra's and ours, and the same for every job."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_name not in ("run_job", "_run_job"):
+        trace = trace.tb_next
+    while trace is not None and trace.tb_frame.f_code.co_name in ("run_job", "_run_job"):
+        trace = trace.tb_next
+    return error.with_traceback(trace) if trace is not None else error
+
+
+def _rebuildable(error: BaseException, main: Mapping[str, Any] | None) -> bytes | None:
+    """Pickle an exception; None where it would not come back as what it is."""
+    data = _pickling.dumps(error, main)
+    return data if type(_pickling.loads(data)) is type(error) else None
+
+
+def _attempt(make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except Exception:  # noqa: BLE001  (a user's __str__ or __reduce__ may raise anything)
+        return None
+
+
+def portable(value: Any) -> Any:
+    """Return a job's value in a form that the launching process can hold without touching a GPU.
+
+    Tensors without dimensions become numbers, others move to the CPU; dicts, lists and tuples are looked into.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        value = value.detach()
+        return value.item() if value.dim() == 0 else value.cpu()
+    if type(value) is dict:
+        return {key: portable(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(portable(part) for part in value)
+    return value
+
+
+if __name__ == "__main__":
+    # Not this copy: what is pickled names the module, and there should be one of it.
+    from hydra_plugins.hydra_ddp_subprocess_launcher import _rank
+
+    _rank.run_function_rank(sys.argv[1:])

@@ -1,0 +1,220 @@
+"""From what ranks stored and how they exited to a JobReturn, and to words for the user."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydra import version
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import DictConfig, open_dict, read_write
+
+from . import _pickling
+from ._errors import JobFailedError, RankTraceback
+from ._files import JobPaths, read_outcome
+from ._freeze import hydra_config
+from ._logs import last_lines
+from ._process import describe_exit
+from ._specs import GroupReport, Outcome, StopReason
+
+_SHOWN_LOG_LINES = 20
+_SHOWN_TRACEBACK_LINES = 25
+_SIGKILL = -9
+_SEE_LOG = "The log of each rank is in {folder}."
+
+
+class LostValue:
+    """Stand in for a job's value that could not be brought to the launching process.
+
+    Attributes:
+        reason: Why.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def __repr__(self) -> str:
+        return f"<lost value: {self.reason}>"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a job ended.
+
+    Attributes:
+        completed: Whether it did.
+        value: Return value, or the exception of a failed job.
+        cause: One line for the table; empty when completed.
+        block: The report for the moment of failure, several lines; empty when completed.
+        warnings: Lines for the user although the job completed.
+        remote: Fields for Hydra 1.4's JobReturn; may be empty.
+    """
+
+    completed: bool
+    value: Any
+    cause: str = ""
+    block: str = ""
+    warnings: tuple[str, ...] = ()
+    remote: tuple[tuple[str, object], ...] = ()
+
+
+def judge(report: GroupReport, nproc: int, paths: JobPaths) -> Verdict:
+    """Decide how a job ended.
+
+    A bad exit beats a good outcome, except after every rank had stored a good one: then only tear-down failed.
+
+    Args:
+        report: The keeper's.
+        nproc: Number of ranks.
+        paths: Where the ranks stored their outcomes.
+    """
+    outcomes = [read_outcome(paths, rank) for rank in range(nproc)]
+    if all(outcome is not None and outcome.completed for outcome in outcomes):
+        return _completed(report, outcomes[0])
+    return _failed(report, outcomes, paths)
+
+
+def failed_before_start(error: Exception) -> Verdict:
+    """Return the verdict on a job whose ranks were never started."""
+    summary = " ".join(str(error).split())
+    return Verdict(completed=False, value=error, cause=summary, block=f"{type(error).__name__}: {error}")
+
+
+def _completed(report: GroupReport, outcome: Outcome | None) -> Verdict:
+    assert outcome is not None
+    warnings = [outcome.note] if outcome.note else []
+    for ended in report.exits:
+        if ended.code != 0:
+            why = "was ended by the launcher" if ended.stopped else f"ended with {describe_exit(ended.code)}"
+            warnings.append(f"rank {ended.rank} {why} after every rank had finished its job: the results count")
+    value = None
+    if outcome.value is not None:
+        try:
+            value = _pickling.loads(outcome.value)
+        except Exception as error:  # noqa: BLE001  (a pickle can fail with anything)
+            value = LostValue(f"cannot be loaded in the launching process ({type(error).__name__}: {error})")
+            warnings.append(f"the job's value {value.reason}")
+    elif outcome.note:
+        value = LostValue(outcome.note) if "returned" in outcome.note else None
+    return Verdict(completed=True, value=value, warnings=tuple(warnings))
+
+
+def _failed(report: GroupReport, outcomes: Sequence[Outcome | None], paths: JobPaths) -> Verdict:
+    rank = _culprit(report, outcomes)
+    outcome = outcomes[rank] if rank is not None else None
+    what, advice = _describe(report, outcomes, rank)
+    lines = [f"{what}."]
+    if outcome is not None and outcome.traceback:
+        lines += ["", *_shortened(outcome.traceback.rstrip().splitlines()), ""]
+    elif rank is not None and (tail := last_lines(paths.log(rank), _SHOWN_LOG_LINES)):
+        lines += ["", f"Last lines of rank {rank}:", *(f"  {line}" for line in tail), ""]
+    if advice:
+        lines.append(advice)
+    lines.append(f"Log: {paths.log(rank)}" if rank is not None else _SEE_LOG.format(folder=paths.folder))
+    block = "\n".join(lines)
+    cause = what
+    if outcome is not None and not outcome.completed and outcome.summary:
+        cause = f"rank {rank}: {outcome.summary}"
+    remote = tuple((outcome.remote or {}).items()) if outcome is not None else ()
+    return Verdict(False, _exception(outcome, block, remote), cause, block, (), remote)
+
+
+def _culprit(report: GroupReport, outcomes: Sequence[Outcome | None]) -> int | None:
+    """Return the rank to name: the first to fail, or one that failed without a bad exit."""
+    if report.cause is not None:
+        return report.cause
+    if report.reason is not None:
+        return None
+    bad = [rank for rank, outcome in enumerate(outcomes) if outcome is not None and not outcome.completed]
+    missing = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
+    return (bad or missing)[0]
+
+
+def _describe(report: GroupReport, outcomes: Sequence[Outcome | None], rank: int | None) -> tuple[str, str]:
+    """Return what happened, and what to do about it."""
+    if report.reason is StopReason.START_FAILED:
+        return f"rank {rank} could not be started: {report.detail}", ""
+    if rank is None:
+        assert report.reason is not None
+        detail = f" ({report.detail})" if report.detail else ""
+        return f"the job was ended because {report.reason.value}{detail}", ""
+    code = next((ended.code for ended in report.exits if ended.rank == rank), 0)
+    outcome = outcomes[rank]
+    others = [str(ended.rank) for ended in report.exits if ended.stopped]
+    stopped = f"; rank {', '.join(others)} was then ended by the launcher" if others else ""
+    if code == _SIGKILL:
+        return (
+            f"rank {rank} was killed by {describe_exit(code)}{stopped}",
+            "Often this means out of memory: look at `dmesg` and at the memory limit of the container or allocation.",
+        )
+    if code < 0:
+        return f"rank {rank} was killed by {describe_exit(code)}{stopped}", ""
+    if outcome is None and code == 0:
+        return (
+            f"rank {rank} ended with exit code 0 but did not finish the job",
+            "The program ended before or inside the job, for instance by os._exit(0), or never called the "
+            "hydra.main function of this sweep.",
+        )
+    return f"rank {rank} failed with {describe_exit(code)}{stopped}", ""
+
+
+def _shortened(lines: Sequence[str]) -> list[str]:
+    if len(lines) <= _SHOWN_TRACEBACK_LINES:
+        return list(lines)
+    return [f"  … {len(lines) - _SHOWN_TRACEBACK_LINES} lines more in the log", *lines[-_SHOWN_TRACEBACK_LINES:]]
+
+
+def _exception(outcome: Outcome | None, block: str, remote: Sequence[object]) -> Exception:
+    if outcome is not None and outcome.exception is not None:
+        try:
+            error = _pickling.loads(outcome.exception)
+        except Exception:  # noqa: BLE001  (then the text has to do)
+            return JobFailedError(block)
+        # Hydra 1.4 gives the exception its remote frames back by itself.
+        if isinstance(error, Exception):
+            if not remote:
+                error.__cause__ = RankTraceback(outcome.traceback)
+            return error
+    return JobFailedError(block)
+
+
+def make_job_return(
+    overrides: Sequence[str], config: DictConfig | None, run_dir: str, task_name: str, verdict: Verdict
+) -> JobReturn:
+    """Build what the sweeper gets, from the launching process's own config and the verdict.
+
+    Args:
+        overrides: Of the job.
+        config: Frozen config; None: the job did not compose.
+        run_dir: Run directory.
+        task_name: Hydra's name of the job function.
+        verdict: How the job ended.
+    """
+    job_return = JobReturn(overrides=list(overrides), task_name=task_name)
+    job_return.status = JobStatus.COMPLETED if verdict.completed else JobStatus.FAILED
+    job_return._return_value = verdict.value
+    for name, value in verdict.remote:
+        if hasattr(job_return, name):
+            setattr(job_return, name, value)
+    if config is not None:
+        from hydra.core.hydra_config import HydraConfig
+
+        with hydra_config(config):
+            hydra_cfg = copy.deepcopy(HydraConfig.instance().cfg)
+        assert isinstance(hydra_cfg, DictConfig)
+        job_return.hydra_cfg = hydra_cfg
+        task_cfg = copy.deepcopy(config)
+        with read_write(task_cfg), open_dict(task_cfg):
+            del task_cfg["hydra"]
+        job_return.cfg = task_cfg
+        job_return.working_dir = run_dir if _changes_directory(hydra_cfg) else os.getcwd()
+    return job_return
+
+
+def _changes_directory(hydra_cfg: DictConfig) -> bool:
+    # Hydra's own rule: programs that say version_base 1.1 or nothing get the old default.
+    chdir = hydra_cfg.hydra.job.chdir
+    return bool(chdir) if chdir is not None else not version.base_at_least("1.2")

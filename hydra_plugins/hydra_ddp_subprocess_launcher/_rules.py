@@ -1,0 +1,156 @@
+"""When a keeper ends its group: pure rules over events and a clock, free of processes."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from ._specs import GroupReport, Limits, RankExit, StopReason
+
+# Seconds from SIGTERM to SIGKILL when the launching process is gone: nobody is left to wait for.
+LAUNCHER_LOST_GRACE_S = 0.5
+# Seconds after the first rank's good exit until a line names the ranks that still run.
+STILL_RUNNING_NOTE_S = 60.0
+# Seconds after the last outcome was stored until a line says who lingers, and until the group is ended.
+LINGERING_NOTE_S = 10.0
+LINGERING_LIMIT_S = 300.0
+
+
+class Action(Enum):
+    """What a keeper does to every process below it."""
+
+    WAIT = "wait"
+    TERMINATE = "send SIGTERM"
+    KILL = "send SIGKILL"
+
+
+class GroupRules:
+    """Decide about one group. Times are seconds of one monotonic clock.
+
+    Args:
+        nproc: Number of ranks.
+        limits: The job's limits.
+        now: The group's start.
+    """
+
+    def __init__(self, nproc: int, limits: Limits, now: float) -> None:
+        self._nproc = nproc
+        self._limits = limits
+        self._began = now
+        self._exits: list[RankExit] = []
+        self._stored: set[int] = set()
+        self._all_stored_at: float | None = None
+        self._first_good_exit: float | None = None
+        self._reason: StopReason | None = None
+        self._cause: int | None = None
+        self._detail = ""
+        self._kill_at: float | None = None
+        self._termed = False
+        self._noted: set[str] = set()
+
+    @property
+    def running(self) -> list[int]:
+        """Ranks whose process has not ended."""
+        ended = {ended.rank for ended in self._exits}
+        return [rank for rank in range(self._nproc) if rank not in ended]
+
+    def rank_exited(self, rank: int, code: int, now: float) -> None:
+        """Take note that a rank's process ended."""
+        stopped = self._kill_at is not None
+        self._exits.append(RankExit(rank, code, now - self._began, stopped))
+        if code == 0:
+            if self._first_good_exit is None:
+                self._first_good_exit = now
+        elif not stopped:
+            self._cause = rank
+            self._stop(StopReason.RANK_FAILED, now, self._limits.grace_period_s)
+
+    def outcome_stored(self, rank: int, now: float) -> None:
+        """Take note that a rank stored how its part of the job ended."""
+        self._stored.add(rank)
+        if len(self._stored) == self._nproc and self._all_stored_at is None:
+            self._all_stored_at = now
+
+    def start_failed(self, rank: int, detail: str, now: float) -> None:
+        """Take note that a rank, and those after it, could not be started."""
+        self._cause = rank
+        self._nproc = rank
+        self._stop(StopReason.START_FAILED, now, self._limits.grace_period_s, detail)
+
+    def stop_ordered(self, now: float, *, at_once: bool, detail: str = "") -> None:
+        """Obey the launcher: SIGTERM and the grace period, or SIGKILL at once."""
+        self._stop(StopReason.ORDERED, now, 0.0 if at_once else self._limits.grace_period_s, detail)
+
+    def launcher_lost(self, now: float) -> None:
+        """Take note that nobody waits for this job any more."""
+        self._stop(StopReason.LAUNCHER_LOST, now, min(LAUNCHER_LOST_GRACE_S, self._limits.grace_period_s))
+
+    def _stop(self, reason: StopReason, now: float, grace_s: float, detail: str = "") -> None:
+        # The first reason stays; a later one can only bring the SIGKILL nearer.
+        if self._kill_at is None:
+            self._reason, self._detail, self._kill_at = reason, detail, now + grace_s
+        else:
+            self._kill_at = min(self._kill_at, now + grace_s)
+
+    def decide(self, now: float) -> Action:
+        """Return what is due; SIGTERM is asked for once, SIGKILL at each call from the deadline on."""
+        self._apply_limits(now)
+        if not self.running and self._kill_at is None:
+            # What the ranks left behind gets the same treatment as a group that is ended.
+            self._kill_at = now + self._limits.grace_period_s
+        if self._kill_at is None:
+            return Action.WAIT
+        if now >= self._kill_at:
+            return Action.KILL
+        if not self._termed:
+            self._termed = True
+            return Action.TERMINATE
+        return Action.WAIT
+
+    def _apply_limits(self, now: float) -> None:
+        if self._kill_at is not None:
+            return
+        for reason, due in self._limit_times():
+            if due is not None and now >= due:
+                running = ", ".join(map(str, self.running))
+                self._stop(reason, now, self._limits.grace_period_s, f"rank {running} still running")
+                return
+
+    def _limit_times(self) -> list[tuple[StopReason, float | None]]:
+        def after(start: float | None, seconds: float | None) -> float | None:
+            return None if start is None or seconds is None else start + seconds
+
+        return [
+            (StopReason.TIMEOUT, after(self._began, self._limits.timeout_s)),
+            (StopReason.EXIT_TIMEOUT, after(self._first_good_exit, self._limits.exit_timeout_s)),
+            (StopReason.LINGERING, after(self._all_stored_at, LINGERING_LIMIT_S)),
+        ]
+
+    def notes(self, now: float) -> list[str]:
+        """Return the lines that are due for the user, each once."""
+        if self._kill_at is not None or not self.running:
+            return []
+        running = "rank " + ", ".join(map(str, self.running))
+        due = {
+            "lingering": (self._all_stored_at, LINGERING_NOTE_S, f"every rank has finished, but {running} does not exit"),
+            "running": (
+                self._first_good_exit,
+                STILL_RUNNING_NOTE_S,
+                f"{running} still running {STILL_RUNNING_NOTE_S:.0f} s after the first rank ended",
+            ),
+        }
+        lines = []
+        for key, (start, seconds, line) in due.items():
+            if start is not None and now >= start + seconds and key not in self._noted:
+                self._noted.add(key)
+                lines.append(line)
+        return lines
+
+    def next_due(self) -> float | None:
+        """Return when `decide` could answer differently without a new event; None: never."""
+        if self._kill_at is not None:
+            return self._kill_at
+        return min((due for _, due in self._limit_times() if due is not None), default=None)
+
+    def report(self) -> GroupReport:
+        """Return the last word, for when no process is left."""
+        return GroupReport(tuple(self._exits), self._reason, self._cause, self._detail)

@@ -1,0 +1,175 @@
+"""Options from the config, checked as a whole before anything is started."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any, TypeVar
+
+from ._choices import Entry, OnCodeChange, OnConfigDifference
+from ._errors import OptionError
+from ._specs import Limits
+from .config import DDPSubprocessLauncherConf
+
+_EnumT = TypeVar("_EnumT", bound=Enum)
+
+
+@dataclass(frozen=True)
+class LaunchSettings:
+    """The options of one sweep. Names and meanings are those of DDPSubprocessLauncherConf.
+
+    Attributes:
+        nproc_per_node: Ranks of a job by the sweep's own config; None: `auto`. A job's own config has the last word.
+        devices: Ids; None: look for them.
+        tee_ranks: Ranks whose output is shown; None: all.
+        limits: The three time limits.
+    """
+
+    nproc_per_node: int | None
+    devices: tuple[str, ...] | None
+    device_env_var: str
+    max_parallel_jobs: int | None
+    omp_num_threads: int | None
+    master_addr: str | None
+    master_port: int | None
+    limits: Limits
+    wrapper: tuple[str, ...]
+    entry: Entry
+    tee_ranks: tuple[int, ...] | None
+    check_config: OnConfigDifference | None
+    code_changed: OnCodeChange
+    allow_nested: bool
+
+
+def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
+    """Turn the resolved options of `hydra.launcher` into settings.
+
+    Raises:
+        OptionError: for an unknown name or a value that cannot be used, naming the key and what is valid.
+    """
+    valid = [field.name for field in fields(DDPSubprocessLauncherConf) if field.name != "_target_"]
+    unknown = [name for name in options if name not in valid and name not in ("_target_", "_recursive_", "_convert_")]
+    if unknown:
+        raise OptionError(
+            f"Unknown option hydra.launcher.{unknown[0]}. Valid options: {', '.join(sorted(valid))}."
+        )
+    return LaunchSettings(
+        nproc_per_node=read_nproc(options["nproc_per_node"]),
+        devices=_ids(options["devices"]),
+        device_env_var=_variable_name(options["device_env_var"]),
+        max_parallel_jobs=_whole("max_parallel_jobs", options["max_parallel_jobs"], 1, "null"),
+        omp_num_threads=_whole("omp_num_threads", options["omp_num_threads"], 1, "null"),
+        master_addr=_text("master_addr", options["master_addr"]),
+        master_port=_whole("master_port", options["master_port"], 1, "null", most=65535),
+        limits=Limits(
+            grace_period_s=_seconds("grace_period_s", options["grace_period_s"], zero=True) or 0.0,
+            timeout_s=_minutes("timeout_min", options["timeout_min"]),
+            exit_timeout_s=_seconds("exit_timeout_s", options["exit_timeout_s"], zero=True),
+        ),
+        wrapper=_texts("wrapper", options["wrapper"]),
+        entry=_choice("entry", options["entry"], Entry),
+        tee_ranks=_ranks(options["tee_ranks"]),
+        check_config=(
+            None if options["check_config"] is None else _choice("check_config", options["check_config"], OnConfigDifference)
+        ),
+        code_changed=_choice("code_changed", options["code_changed"], OnCodeChange),
+        allow_nested=_truth("allow_nested", options["allow_nested"]),
+    )
+
+
+def read_nproc(value: Any) -> int | None:
+    """Return the number of ranks that `nproc_per_node` asks for; None for `auto`.
+
+    Raises:
+        OptionError: for anything but `auto` and a whole number from 1 up.
+    """
+    if value == "auto":
+        return None
+    return _whole("nproc_per_node", value, 1, "auto")
+
+
+def _bad(name: str, value: Any, valid: str) -> OptionError:
+    return OptionError(f"hydra.launcher.{name}={value!r} cannot be used. Valid: {valid}.")
+
+
+def _whole(name: str, value: Any, least: int, word: str, most: int | None = None) -> int | None:
+    if value is None and word == "null":
+        return None
+    # An interpolation into the user's config may give the number as text.
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        bound = f"from {least} to {most}" if most is not None else f"from {least} up"
+        raise _bad(name, value, f"{word}, or a whole number {bound}")
+    return value
+
+
+def _seconds(name: str, value: Any, *, zero: bool = False) -> float | None:
+    if value is None and name != "grace_period_s":
+        return None
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or value < 0 or (value == 0 and not zero):
+        raise _bad(name, value, f"{'' if name == 'grace_period_s' else 'null, or '}a number {'from' if zero else 'above'} 0")
+    return float(value)
+
+
+def _minutes(name: str, value: Any) -> float | None:
+    minutes = _seconds(name, value)
+    return None if minutes is None else minutes * 60
+
+
+def _text(name: str, value: Any) -> str | None:
+    if value is not None and (not isinstance(value, str) or not value.strip()):
+        raise _bad(name, value, "null, or an address")
+    return value
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(part, str) for part in value):
+        raise _bad(name, value, "a list of strings")
+    return tuple(value)
+
+
+def _ids(value: Any) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise _bad("devices", value, "null, or a list of ids such as [0,1]")
+    ids = tuple(str(part).strip() for part in value)
+    if any(not part or "," in part for part in ids):
+        raise _bad("devices", value, "a list with one id an element")
+    if len(set(ids)) < len(ids):
+        raise _bad("devices", value, "a list in which no id stands twice")
+    return ids
+
+
+def _variable_name(value: Any) -> str:
+    if not isinstance(value, str) or not value or "=" in value or "\0" in value:
+        raise _bad("device_env_var", value, "the name of an environment variable")
+    return value
+
+
+def _choice(name: str, value: Any, kind: type[_EnumT]) -> _EnumT:
+    if isinstance(value, kind):
+        return value
+    try:
+        return kind(value)
+    except ValueError:
+        raise _bad(name, value, ", ".join(str(choice.value) for choice in kind)) from None
+
+
+def _ranks(value: Any) -> tuple[int, ...] | None:
+    if value == "all":
+        return None
+    good = isinstance(value, Sequence) and not isinstance(value, str)
+    if not good or not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in value):
+        raise _bad("tee_ranks", value, "all, or a list of ranks such as [0]")
+    return tuple(sorted(set(value)))
+
+
+def _truth(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _bad(name, value, "true, false")
+    return value

@@ -1,0 +1,44 @@
+"""Source files of the running program, and which of them changed since."""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+Stamp = tuple[int, int]
+
+
+def stamp_sources(main_script: str | None) -> dict[str, Stamp]:
+    """Return size in bytes and modification time in ns of the program's own source files.
+
+    These are the main script and every imported file outside the standard library, site-packages and this package.
+    """
+    others = _installed_prefixes()
+    files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
+    own = {file for file in files if file.endswith(".py") and not os.path.realpath(file).startswith(others)}
+    if main_script is not None and os.path.isfile(main_script):
+        own.add(main_script)
+    return {file: stamp for file in own if (stamp := _stamp(file)) is not None}
+
+
+def _installed_prefixes() -> tuple[str, ...]:
+    paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    paths |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parent)}
+    return tuple(os.path.realpath(path) + os.sep for path in paths if path)
+
+
+def _stamp(file: str) -> Stamp | None:
+    try:
+        status = os.stat(file)
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
+
+
+def changed_sources(stamps: Mapping[str, Stamp]) -> list[str]:
+    """Return the files whose stamp is no longer what it was, in order; a file that is gone counts."""
+    return sorted(file for file, stamp in stamps.items() if _stamp(file) != stamp)

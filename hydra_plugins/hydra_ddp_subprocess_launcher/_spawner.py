@@ -1,0 +1,178 @@
+"""The spawner: a small program, started once a batch of jobs, that forks a keeper for each job.
+
+It is not the launching process itself because that one has threads, a large memory and the user's modules, none of
+which a fork should copy; and because what a killed keeper leaves behind is handed to the spawner, which ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import _process
+from ._keeper import keep_job
+
+# `-I -S`: nothing of the user's (PYTHONPATH, site, cwd) is imported here, and it starts in a third of the time.
+_BOOTSTRAP = "import sys; sys.path.append(sys.argv[1]); from {package} import _spawner; _spawner.main(*map(int, sys.argv[2:]))"
+_MESSAGE_BYTES = 64
+
+
+@dataclass(frozen=True)
+class KeeperEnded:
+    """A keeper ended, and nothing that it owned is alive.
+
+    Attributes:
+        job: Number of the job.
+        code: The keeper's exit code; anything but 0 means that it was lost. A signal as its negative number.
+    """
+
+    job: int
+    code: int
+
+
+class SpawnerLink:
+    """The launching process's end: start the spawner, hand it jobs, learn which keepers ended."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            package = __package__ or ""
+            parent = Path(__file__).resolve().parents[len(package.split("."))]
+            bootstrap = _BOOTSTRAP.format(package=package)
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", bootstrap, str(parent), str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._sock = ours
+        self._sock.setblocking(False)
+        self.lost = False
+
+    def fileno(self) -> int:
+        """Return the descriptor, for a selector."""
+        return self._sock.fileno()
+
+    def start_keeper(self, job: int) -> socket.socket:
+        """Ask for a keeper and return the socket to it.
+
+        Raises:
+            OSError: when the spawner is gone.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._sock, [str(job).encode()], [theirs.fileno()])
+            except OSError:
+                ours.close()
+                self.lost = True
+                raise
+        return ours
+
+    def receive(self) -> list[KeeperEnded]:
+        """Return the reports that have arrived; sets `lost` when the spawner is gone."""
+        reports = []
+        while not self.lost:
+            try:
+                data = self._sock.recv(_MESSAGE_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if data:
+                job, code = data.decode().split()
+                reports.append(KeeperEnded(int(job), int(code)))
+            else:
+                self.lost = True
+        return reports
+
+    def close(self) -> None:
+        """Let the spawner end; it does so when its last keeper has."""
+        self._sock.close()
+        self._process.wait()
+
+
+def main(descriptor: int, launcher: int) -> None:
+    """Be the spawner until the launcher is gone and no keeper is left.
+
+    Args:
+        descriptor: Socket on which jobs arrive.
+        launcher: Pid of the launching process.
+    """
+    _process.reset_signals()
+    _process.become_subreaper()
+    _process.name_process("ddp-spawner")
+    # A fork copies only the calling thread, and with it the locks that the others hold.
+    assert _process.thread_count() == 1
+    sock = socket.socket(fileno=descriptor)
+    sock.set_inheritable(False)
+    keepers: dict[int, int] = {}
+    with _process.recorded_signals([signal.SIGCHLD]) as arrived, selectors.DefaultSelector() as selector:
+        selector.register(sock, selectors.EVENT_READ)
+        selector.register(arrived.wakeup, selectors.EVENT_READ)
+        connected = True
+        while connected or keepers:
+            for key, _ in selector.select():
+                if key.fileobj is sock and not _accept_job(sock, keepers, launcher):
+                    selector.unregister(sock)
+                    connected = False
+            arrived.take()
+            _bury(sock, keepers)
+    _end_orphans({})
+
+
+def _accept_job(sock: socket.socket, keepers: dict[int, int], launcher: int) -> bool:
+    """Fork a keeper for the job that waits on `sock`; return whether the launcher is still there."""
+    try:
+        data, descriptors, _, _ = socket.recv_fds(sock, _MESSAGE_BYTES, 1)
+    except OSError:
+        return False
+    if not data:
+        return False
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.setsid()
+            sock.close()
+            with socket.socket(fileno=descriptors[0]) as own:
+                keep_job(own, launcher)
+            code = 0
+        except BaseException:  # noqa: BLE001  (a child that returned would act as a second spawner)
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(code)
+    os.close(descriptors[0])
+    keepers[pid] = int(data)
+    return True
+
+
+def _bury(sock: socket.socket, keepers: dict[int, int]) -> None:
+    for pid, code in _process.reap():
+        job = keepers.pop(pid, None)
+        if job is None:
+            continue
+        if code != 0:
+            _end_orphans(keepers)
+        try:
+            sock.send(f"{job} {code}".encode())
+        except OSError:
+            continue  # The launcher is gone: nobody wants to know.
+
+
+def _end_orphans(keepers: dict[int, int]) -> None:
+    """Kill what lost keepers left to us. Live keepers and what is below them stay."""
+    while orphans := [pid for pid in _process.own_children() if pid not in keepers]:
+        _process.send_signal(_process.descendants(orphans), signal.SIGKILL)
+        for pid in orphans:
+            try:
+                os.waitpid(pid, 0)
+            except ChildProcessError:
+                continue

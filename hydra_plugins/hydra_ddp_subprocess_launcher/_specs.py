@@ -1,0 +1,160 @@
+"""The data that passes between modules and processes: frozen, plain, and free of Hydra.
+
+The spawner and the keepers import this module, so it imports the standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True)
+class TaskId:
+    """Which function of the program a sweep runs, in a form that holds in another process.
+
+    Attributes:
+        module: Module that defines it.
+        qualname: Its qualified name there.
+        nth: How many sweeps of a function with that name the process had begun before.
+    """
+
+    module: str
+    qualname: str
+    nth: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Time limits of one job.
+
+    Attributes:
+        grace_period_s: Seconds from SIGTERM to SIGKILL.
+        timeout_s: Seconds the job may take in all; None: no limit.
+        exit_timeout_s: Seconds the other ranks may go on after the first one ended with 0; None: no limit.
+    """
+
+    grace_period_s: float
+    timeout_s: float | None = None
+    exit_timeout_s: float | None = None
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """All that a keeper needs to start and watch one job's group.
+
+    Attributes:
+        argv: Command, the same for every rank.
+        cwd: Directory in which every rank starts.
+        environment: Variables common to the ranks.
+        rank_environments: One mapping a rank, laid over `environment`; its length is the number of ranks.
+        log_files: One path a rank: stdout and stderr go there.
+        outcome_files: One path a rank: it exists when the rank has stored how its part of the job ended.
+        limits: Time limits of the job.
+    """
+
+    argv: tuple[str, ...]
+    cwd: str
+    environment: Mapping[str, str]
+    rank_environments: tuple[Mapping[str, str], ...]
+    log_files: tuple[str, ...]
+    outcome_files: tuple[str, ...]
+    limits: Limits
+
+    @property
+    def nproc(self) -> int:
+        """Number of ranks."""
+        return len(self.rank_environments)
+
+
+class StopReason(Enum):
+    """Why a keeper ended its group before every rank had exited by itself."""
+
+    RANK_FAILED = "a rank failed"
+    TIMEOUT = "the time limit (timeout_min) was reached"
+    EXIT_TIMEOUT = "ranks went on after the first had ended (exit_timeout_s)"
+    LINGERING = "every rank had stored its outcome, but not all ended"
+    ORDERED = "the launcher ordered it"
+    LAUNCHER_LOST = "the launching process is gone"
+    START_FAILED = "a rank could not be started"
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """How one rank's process ended.
+
+    Attributes:
+        rank: Local rank.
+        code: Exit code; a signal as its negative number.
+        after_s: Seconds since the group's start.
+        stopped: True when the keeper had begun to end the group before.
+    """
+
+    rank: int
+    code: int
+    after_s: float
+    stopped: bool
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """A keeper's last word about its group.
+
+    Attributes:
+        exits: One entry a rank that ran, in the order in which they ended.
+        reason: Why the group was ended; None when every rank ended by itself.
+        cause: Rank that failed first; None when none did.
+        detail: What the reason alone does not tell, such as the message of a failed start; may be empty.
+    """
+
+    exits: tuple[RankExit, ...]
+    reason: StopReason | None
+    cause: int | None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one rank stored about its part of a job. Values stay pickled until the launcher wants them.
+
+    Attributes:
+        completed: False when the user's function raised or called `sys.exit` with a bad code.
+        value: Pickled return value (rank 0, completed), else None.
+        exception: Pickled exception where it can be rebuilt elsewhere, else None.
+        summary: One line: type and message of the exception, or another reason; empty when completed.
+        traceback: The exception's formatted traceback with causes; empty when completed.
+        remote: Fields that Hydra 1.4 adds to a JobReturn for exceptions from another process; else empty.
+        note: A line for the user, such as that `sys.exit(0)` was called; may be empty.
+    """
+
+    completed: bool
+    value: bytes | None = None
+    exception: bytes | None = None
+    summary: str = ""
+    traceback: str = ""
+    remote: Mapping[str, object] | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What the ranks of a job read. The outer layer is plain, so that it can be read before the program's own classes.
+
+    Attributes:
+        overrides: Override strings of the job.
+        run_dir: Run directory, absolute.
+        task: Which function of the program the job runs; None: it lies in `body`.
+        task_name: Hydra's name of the job function (`hydra.job.name` unless the user set it).
+        sys_path: The launching process's `sys.path`, for a rank without a program; else empty.
+        check_config: Whether the rank writes its resolved config for comparison.
+        body: Pickled dict: `config`, `callbacks`, and without a program `task_function` and `singletons`.
+    """
+
+    overrides: tuple[str, ...]
+    run_dir: str
+    task: TaskId | None
+    task_name: str
+    sys_path: tuple[str, ...]
+    check_config: bool
+    body: bytes

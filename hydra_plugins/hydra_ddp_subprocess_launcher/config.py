@@ -1,0 +1,93 @@
+"""The options of the launcher, and what a rank composes instead of the user's config.
+
+Hydra imports this module in every Hydra app on the machine, before it stands in `sys.modules`. Hence only light
+imports, and no `from __future__ import annotations`: dataclasses could not look up their own module.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+from ._choices import Entry, OnCodeChange, OnConfigDifference
+
+
+@dataclass
+class DDPSubprocessLauncherConf:
+    """Options of `hydra/launcher=ddp_subprocess`. A name that torchrun has is torchrun's."""
+
+    _target_: str = (
+        "hydra_plugins.hydra_ddp_subprocess_launcher.ddp_subprocess_launcher.DDPSubprocessLauncher"
+    )
+
+    # Ranks of a job: a number, or `auto`: one a device of the pool, 1 without devices. Read from each job's own
+    # config, so `${trainer.devices}` gives each job its own world size.
+    nproc_per_node: Any = "auto"
+    # Ids of the devices that jobs may use, such as [0,1] or [GPU-8a5b]. null: what the visible-devices variable
+    # of the launching process names, else what NVML lists, else none. []: none.
+    devices: list[str] | None = None
+    # Variable that shows a job its devices: HIP_VISIBLE_DEVICES on ROCm, ASCEND_RT_VISIBLE_DEVICES on Ascend.
+    device_env_var: str = "CUDA_VISIBLE_DEVICES"
+    # Most jobs at once. null: as many as the devices allow, 1 without devices.
+    max_parallel_jobs: int | None = None
+    # OMP_NUM_THREADS of each rank. null: usable cores divided by the most ranks at once; a value that the
+    # environment already has stays.
+    omp_num_threads: int | None = None
+    # Address at which rank 0 listens. null: 127.0.0.1, or ::1 where that cannot be bound.
+    master_addr: str | None = None
+    # Port at which rank 0 listens. null: a free one for each job, reserved while the job runs.
+    master_port: int | None = None
+    # Minutes after which a job is ended and counts as failed. null: never.
+    timeout_min: float | None = None
+    # Seconds that the other ranks may go on after the first one ended with exit code 0. null: for ever.
+    exit_timeout_s: float | None = None
+    # Seconds between SIGTERM and SIGKILL when a job is stopped.
+    grace_period_s: float = 15
+    # Command put before each rank's own, such as [nsys,profile].
+    wrapper: list[str] = field(default_factory=list)
+    # What a rank runs. auto: the user's program, or the pickled job function where there is no program to run
+    # again (pytest, a notebook, `python -c`, hydra_zen.launch).
+    entry: Entry = Entry.auto
+    # Ranks whose output is also shown on the terminal: a list of numbers, or `all`.
+    tee_ranks: Any = field(default_factory=lambda: [0])
+    # Compare the resolved configs of a job's ranks: null (do not), warn, error.
+    check_config: OnConfigDifference | None = None
+    # When source files changed since the sweep started: warn (once), fail (the jobs that start after it), ignore.
+    code_changed: OnCodeChange = OnCodeChange.warn
+    # Launch also from within a rank, or when started as one of several processes.
+    allow_nested: bool = False
+
+
+@dataclass
+class DDPRankSweeperConf:
+    """The sweeper that a rank meets: it runs the one frozen job of its run directory."""
+
+    _target_: str = "hydra_plugins.hydra_ddp_subprocess_launcher.ddp_rank_sweeper.DDPRankSweeper"
+    # Run directory of the job, percent-encoded.
+    run_dir: str = MISSING
+    # Overrides of the job, each percent-encoded, joined by spaces; null where they are too long for a command.
+    overrides: str | None = None
+
+
+@dataclass
+class DDPRankConf:
+    """Primary config of a rank. The launcher is named so that options a script adds to `sys.argv` find their keys."""
+
+    defaults: list[Any] = field(
+        default_factory=lambda: [
+            "_self_",
+            {"override hydra/sweeper": "ddp_rank"},
+            {"override hydra/launcher": "ddp_subprocess"},
+            {"override hydra/hydra_logging": "none"},
+        ]
+    )
+    hydra: dict[str, Any] = field(default_factory=lambda: {"mode": "MULTIRUN"})
+
+
+_store = ConfigStore.instance()
+_store.store(
+    group="hydra/launcher", name="ddp_subprocess", node=DDPSubprocessLauncherConf, provider="ddp_subprocess_launcher"
+)
+_store.store(group="hydra/sweeper", name="ddp_rank", node=DDPRankSweeperConf, provider="ddp_subprocess_launcher")
+_store.store(name="ddp_rank", node=DDPRankConf, provider="ddp_subprocess_launcher")

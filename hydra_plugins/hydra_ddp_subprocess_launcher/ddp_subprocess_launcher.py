@@ -1,0 +1,65 @@
+"""The launcher plugin, and the hint for a launcher that Hydra will not use."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+if TYPE_CHECKING:
+    from ._sweep import Sweep
+
+
+class DDPSubprocessLauncher(Launcher):
+    """Run every job of a multirun as one group of DDP ranks on this machine."""
+
+    def __init__(self, **options: Any) -> None:
+        # Hydra resolves interpolations for this call; the values that count are read from each job's own config.
+        self._sweep: Sweep | None = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Check the options and how this process was started.
+
+        Raises:
+            LauncherError: for what the user can mend, before anything is started.
+        """
+        from ._sweep import prepare_sweep
+
+        self._sweep = prepare_sweep(hydra_context, task_function, config)
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Run one batch of jobs.
+
+        Args:
+            job_overrides: One list of override strings a job.
+            initial_job_idx: Number of the first job; the others count up from it.
+
+        Returns:
+            One JobReturn a job, in the order of `job_overrides`, whatever failed.
+        """
+        from ._sweep import run_sweep
+
+        assert self._sweep is not None
+        return run_sweep(self._sweep, [list(overrides) for overrides in job_overrides], initial_job_idx)
+
+
+class DDPLauncherHint(SearchPathPlugin):
+    """Say so when this launcher was chosen on the command line of a run that will not use it."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Leave the search path as it is; print at most one line."""
+        chosen = [arg for arg in sys.argv[1:] if arg.lstrip("+").startswith("hydra/launcher=ddp_")]
+        multirun = any(
+            arg in ("-m", "--multirun", "hydra.mode=MULTIRUN", "hydra.mode=multirun") for arg in sys.argv[1:]
+        )
+        if chosen and not multirun and "HYDRA_DDP_PAYLOAD_SHA256" not in os.environ:
+            sys.stderr.write(
+                f"{chosen[0]} has no effect in a single run: Hydra uses launchers only with --multirun (-m), "
+                "or where the config sets `hydra.mode: MULTIRUN`.\n"
+            )

@@ -1,0 +1,64 @@
+"""Hydra's own suites for launchers, with one and with two ranks a job."""
+
+from __future__ import annotations
+
+import pytest
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
+from hydra.test_utils.launcher_common_tests import BatchedSweeperTestSuite, IntegrationTestSuite, LauncherTestSuite
+from hydra.test_utils.test_utils import chdir_plugin_root
+
+from hydra_plugins.hydra_ddp_subprocess_launcher.ddp_subprocess_launcher import DDPSubprocessLauncher
+
+# Hydra's fixtures put singletons back to what they were when a test began: so the scan comes before.
+Plugins.instance()
+chdir_plugin_root()
+
+
+def test_discovery() -> None:
+    """Hydra finds the launcher among its plugins."""
+    assert DDPSubprocessLauncher.__name__ in [found.__name__ for found in Plugins.instance().discover(Launcher)]
+
+
+@pytest.mark.parametrize(
+    ("launcher_name", "overrides"),
+    [("ddp_subprocess", [f"hydra.launcher.nproc_per_node={nproc}"]) for nproc in (1, 2)],
+    ids=["1 rank", "2 ranks"],
+)
+class TestLauncher(LauncherTestSuite):
+    """Hydra's launcher suite: it calls sweeps from within pytest, so ranks take the function entry."""
+
+
+@pytest.mark.parametrize(
+    ("launcher_name", "overrides"),
+    [
+        (
+            "ddp_subprocess",
+            ["hydra/sweeper=basic", "hydra.sweeper.max_batch_size=2", f"hydra.launcher.nproc_per_node={nproc}"],
+        )
+        for nproc in (1, 2)
+    ],
+    ids=["1 rank", "2 ranks"],
+)
+class TestBatches(BatchedSweeperTestSuite):
+    """Hydra's suite for sweepers that launch in batches."""
+
+
+@pytest.mark.parametrize(
+    ("task_launcher_cfg", "extra_flags"),
+    [
+        (
+            {},
+            [
+                "-m",
+                "hydra/job_logging=disabled",
+                "hydra/launcher=ddp_subprocess",
+                f"hydra.launcher.nproc_per_node={nproc}",
+            ],
+        )
+        for nproc in (1, 2)
+    ],
+    ids=["1 rank", "2 ranks"],
+)
+class TestIntegration(IntegrationTestSuite):
+    """Hydra's suite of small programs: here ranks run the program again."""
