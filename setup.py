@@ -1,0 +1,56 @@
+"""Packaging. Tool settings are in pyproject.toml."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_namespace_packages, setup
+
+PACKAGE = "hydra_plugins.hydra_ddp_subprocess_launcher"
+ROOT = Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (ROOT / PACKAGE.replace(".", "/") / "__init__.py").read_text()).group(1)
+
+setup(
+    name="hydra-ddp-subprocess-launcher",
+    version=VERSION,
+    description="Hydra launcher that runs every job of a multirun as one group of DDP ranks",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    packages=find_namespace_packages(include=["hydra_plugins.*"]),
+    package_data={PACKAGE: ["py.typed"]},
+    python_requires=">=3.10",
+    install_requires=["hydra-core>=1.3.2,<1.5", "omegaconf>=2.3", "cloudpickle>=3.0", "rich>=13", "nvidia-ml-py>=12"],
+    extras_require={
+        "example": ["torch>=2.2", "scikit-learn>=1.3"],
+        "dev": [
+            "coverage>=7",
+            "hydra-optuna-sweeper>=1.2",
+            "hydra-zen>=0.13",
+            "hypothesis>=6.90",
+            "mypy>=1.10",
+            "pytest>=8",
+            "pytest-timeout>=2.2",
+            "ruff>=0.6",
+        ],
+    },
+    entry_points={
+        # Hydra 1.4 finds plugins by these, 1.3 by scanning the namespace.
+        "hydra.plugins": [
+            f"ddp_subprocess = {PACKAGE}.ddp_subprocess_launcher:DDPSubprocessLauncher",
+            f"ddp_launcher_hint = {PACKAGE}.ddp_subprocess_launcher:DDPLauncherHint",
+            f"ddp_rank = {PACKAGE}.ddp_rank_sweeper:DDPRankSweeper",
+        ]
+    },
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "License :: OSI Approved :: MIT License",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+)
