@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from collections import Counter
+from collections.abc import Mapping
 
 from ._errors import OptionError
 
@@ -22,7 +22,9 @@ def find_devices(chosen: tuple[str, ...] | None, variable: str, environ: Mapping
     Raises:
         OptionError: when the option names a device that this process may not see.
     """
-    visible = tuple(part.strip() for part in environ[variable].split(",") if part.strip()) if variable in environ else None
+    visible = (
+        tuple(part.strip() for part in environ[variable].split(",") if part.strip()) if variable in environ else None
+    )
     if chosen is None:
         return visible if visible is not None else _ask_nvml()
     outside = [device for device in chosen if visible is not None and device not in visible]

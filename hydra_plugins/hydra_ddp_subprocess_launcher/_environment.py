@@ -14,18 +14,31 @@ from ._errors import StartError
 # Presence of this variable tells a process that it is a rank, or was started by one.
 PAYLOAD_DIGEST = "HYDRA_DDP_PAYLOAD_SHA256"
 
-_RANK_VARIABLES = (
-    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK NODE_RANK GROUP_WORLD_SIZE "
-    "ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT"
-).split()
-_SLURM_RANK_VARIABLES = (
-    "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE "
-    "SLURM_STEP_NUM_TASKS SLURM_STEP_TASKS_PER_NODE SLURM_STEP_NUM_NODES SLURM_STEP_ID SLURM_STEPID SLURM_TASK_PID "
-    "SLURM_GTIDS"
-).split()
-_SCRUBBED_PREFIXES = ("TORCHELASTIC_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCALRANKID", "PL_", "HYDRA_DDP_")
+_SCRUBBED = frozenset(
+    (
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
+        *("GROUP_RANK", "NODE_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE"),
+        *("SLURM_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_NODES"),
+        *("SLURM_STEP_ID", "SLURM_STEPID", "SLURM_TASK_PID", "SLURM_GTIDS"),
+    )
+)
+_SCRUBBED_PREFIXES = ("TORCHELASTIC_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "PL_", "HYDRA_DDP_")
 # Lightning's seed: a user's own choice when it was exported, a left-over when Lightning set it in this process.
 _SEED_VARIABLE = "PL_GLOBAL_SEED"
+
+
+@dataclass(frozen=True)
+class BaseEnvironment:
+    """What all ranks of a batch start from.
+
+    Attributes:
+        variables: The launching process's environment without the traces of other launchers.
+        omp_num_threads: Threads for a rank whose user has not chosen.
+    """
+
+    variables: Mapping[str, str]
+    omp_num_threads: int
 
 
 @dataclass(frozen=True)
@@ -39,7 +52,6 @@ class GroupEnvironment:
         run_id: Name of this attempt, unique on the machine.
         restart_count: Restarts before this attempt.
         max_restarts: Restarts the job may have in all.
-        omp_num_threads: Threads for a rank whose user has not chosen.
         devices: Ids of the job's devices; None: leave the visible-devices variable as it is.
         device_env_var: Name of the visible-devices variable.
         error_files: One path a rank, for torchrun's error file.
@@ -54,7 +66,6 @@ class GroupEnvironment:
     run_id: str
     restart_count: int
     max_restarts: int
-    omp_num_threads: int
     devices: tuple[str, ...] | None
     device_env_var: str
     error_files: tuple[str, ...]
@@ -70,11 +81,10 @@ def scrub(inherited: Mapping[str, str], at_start: Mapping[str, str] | None) -> d
         inherited: The launching process's environment now.
         at_start: The environment with which it was started; None where that is not known.
     """
-    dropped = {*_RANK_VARIABLES, *_SLURM_RANK_VARIABLES}
     clean = {
         name: value
         for name, value in inherited.items()
-        if name not in dropped and not name.startswith(_SCRUBBED_PREFIXES)
+        if name not in _SCRUBBED and not name.startswith(_SCRUBBED_PREFIXES)
     }
     if at_start is not None and _SEED_VARIABLE in at_start:
         clean[_SEED_VARIABLE] = at_start[_SEED_VARIABLE]
@@ -86,11 +96,11 @@ def ignored_rendezvous(inherited: Mapping[str, str]) -> list[str]:
     return [name for name in ("MASTER_ADDR", "MASTER_PORT") if name in inherited]
 
 
-def group_environment(base: Mapping[str, str], env_set: Mapping[str, str], group: GroupEnvironment) -> dict[str, str]:
+def group_environment(base: BaseEnvironment, env_set: Mapping[str, str], group: GroupEnvironment) -> dict[str, str]:
     """Return the variables common to all ranks of a job.
 
     Args:
-        base: A scrubbed environment.
+        base: What all ranks start from.
         env_set: The job's `hydra.job.env_set`, with `env_copy` merged in as Hydra does.
         group: What the job's variables are made from.
 
@@ -103,9 +113,9 @@ def group_environment(base: Mapping[str, str], env_set: Mapping[str, str], group
             f"which gives this job the devices {','.join(group.devices)} of its pool (hydra.launcher.devices). "
             f"Remove the one from hydra.job.env_set, or set hydra.launcher.devices=[]."
         )
-    environment = {**base, **env_set}
+    environment = {**base.variables, **env_set}
     defaults = {
-        "OMP_NUM_THREADS": str(group.omp_num_threads),
+        "OMP_NUM_THREADS": str(base.omp_num_threads),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "PYTHONUNBUFFERED": "1",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",

@@ -36,7 +36,7 @@ class JobFailedError(LauncherError):
     """A job failed without an exception of the user's own."""
 
 
-class RankTraceback(Exception):
+class RankTraceback(Exception):  # noqa: N818  (it is no error, it shows one)
     """Carry the text of a traceback from the rank in which it happened."""
 
     def __init__(self, text: str) -> None:

@@ -94,7 +94,8 @@ def freeze(config: DictConfig, job_num: int) -> str:
         try:
             run_dir = os.path.abspath(
                 os.path.join(
-                    str(OmegaConf.select(config, "hydra.sweep.dir")), str(OmegaConf.select(config, "hydra.sweep.subdir"))
+                    str(OmegaConf.select(config, "hydra.sweep.dir")),
+                    str(OmegaConf.select(config, "hydra.sweep.subdir")),
                 )
             )
         except OmegaConfBaseException as error:
@@ -122,7 +123,7 @@ def fill_caches(config: DictConfig) -> None:
         if node._is_interpolation() and cached.intersection(_RESOLVER_NAME.findall(node._value())):
             # What cannot be resolved here fails where the job uses it, or is never used.
             with contextlib.suppress(Exception):
-                parent[key]  # noqa: B018  (reading is what fills the cache)
+                parent[key]
 
 
 def _caches(resolver: Callable[..., Any]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -10,7 +9,6 @@ import selectors
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hydra.core.utils import JobReturn
@@ -91,7 +89,6 @@ class Batch:
         self._spawner: SpawnerLink | None = None
         self._stopped_by: int | None = None
         self._said_changed: set[str] = set()
-        self._base = _environment.scrub(os.environ, _process.start_environment())
         settings, pool = sweep.settings, sweep.pool
         nproc = pool.nproc(settings.nproc_per_node)
         self._at_once = pool.most_jobs(nproc, settings.max_parallel_jobs)
@@ -100,13 +97,14 @@ class Batch:
                 f"hydra.launcher.master_port={settings.master_port} is one port, but {self._at_once} jobs run at once. "
                 "Leave it null, or set hydra.launcher.max_parallel_jobs=1."
             )
-        self._omp = _environment.omp_threads(
-            self._base, settings.omp_num_threads, _process.usable_cores(), self._at_once * nproc
-        )
+        variables = _environment.scrub(os.environ, _process.start_environment())
+        ranks_at_once = self._at_once * nproc
+        omp = _environment.omp_threads(variables, settings.omp_num_threads, _process.usable_cores(), ranks_at_once)
+        self._base = _environment.BaseEnvironment(variables, omp)
         sets = f", devices {' '.join(map(str, pool.ids))}" if pool.ids else ""
         _log.info(
             "Launching %d jobs, %d at a time, %d ranks each%s, OMP_NUM_THREADS=%d",
-            len(job_overrides), self._at_once, nproc, sets, self._omp,
+            len(job_overrides), self._at_once, nproc, sets, omp,
         )  # fmt: skip
 
     def run(self) -> list[JobResult]:
@@ -161,7 +159,12 @@ class Batch:
 
     def _leave(self, number: int) -> None:
         unfinished = len(self._overrides) - sum(result.completed for result in self._results.values())
-        _log.warning("Stopped by %s: %d of %d jobs did not complete", signal.Signals(number).name, unfinished, len(self._overrides))
+        _log.warning(
+            "Stopped by %s: %d of %d jobs did not complete",
+            signal.Signals(number).name,
+            unfinished,
+            len(self._overrides),
+        )
         handler = signal.getsignal(number)
         if callable(handler):
             handler(number, None)
@@ -198,13 +201,15 @@ class Batch:
             self._refuse_shared_directory(plan)
             self._refuse_changed_sources()
             port = reserve_port(self._sweep.settings.master_addr, self._sweep.settings.master_port)
-            paths, spec = write_job(self._sweep, plan, lease, port, self._base, self._omp)
+            paths, spec = write_job(self._sweep, plan, lease, port, self._base)
             link, channel = self._ask_for_keeper(plan.number)
         except (LauncherError, OSError) as error:
             if port is not None:
                 port.release()
             self._sweep.pool.give_back(lease)
-            self._finish(plan.number, plan.config, plan.run_dir, None, _results.failed_before_start(_readable(error, plan)))
+            self._finish(
+                plan.number, plan.config, plan.run_dir, None, _results.failed_before_start(_readable(error, plan))
+            )
             return
         channel.send(spec)
         job = _RunningJob(plan, paths, lease, port, link, channel, self._tees(plan, paths), retry)
@@ -350,12 +355,16 @@ class Batch:
         for line in verdict.warnings:
             _log.warning("#%d : %s", number, line)
         if not verdict.completed:
-            _log.error("#%d : FAILED after %s: %s\n%s", number, duration(seconds), override_line(overrides), verdict.block)
+            _log.error(
+                "#%d : FAILED after %s: %s\n%s", number, duration(seconds), override_line(overrides), verdict.block
+            )
 
 
 def _readable(error: Exception, plan: PlannedJob) -> Exception:
     if isinstance(error, OSError):
-        return StartError(f"The run directory {plan.run_dir} cannot be used: {error.strerror or error}: {error.filename}")
+        return StartError(
+            f"The run directory {plan.run_dir} cannot be used: {error.strerror or error}: {error.filename}"
+        )
     return error
 
 
@@ -366,6 +375,4 @@ def _differing_keys(files: list[str]) -> list[str]:
             configs.append(json.load(opened))
     keys = {key: None for config in configs for key in config}
     own = ("hydra.output_subdir", "hydra.job_logging.handlers.")
-    return [
-        key for key in keys if not key.startswith(own) and len({str(config.get(key)) for config in configs}) > 1
-    ]
+    return [key for key in keys if not key.startswith(own) and len({str(config.get(key)) for config in configs}) > 1]

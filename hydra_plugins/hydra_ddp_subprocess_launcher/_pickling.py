@@ -15,7 +15,7 @@ import cloudpickle
 _MAIN = "__main__"
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc,name-defined]
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Take a class or function by name whenever that name finds the same object again, by value otherwise.
 
     cloudpickle does so for modules that can be imported, but takes everything of `__main__` by value, and a class of

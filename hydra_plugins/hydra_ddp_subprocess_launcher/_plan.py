@@ -74,9 +74,7 @@ def plan_job(sweep: Sweep, number: int, overrides: list[str]) -> PlannedJob:
 
 def _refuse_other_launcher(sweep_config: DictConfig, config: DictConfig) -> None:
     """Refuse a job that chose other launcher options, which came too late. Hydra 1.4 does so itself."""
-    ours, theirs = (
-        OmegaConf.to_container(one.hydra.launcher, resolve=False) for one in (sweep_config, config)
-    )
+    ours, theirs = (OmegaConf.to_container(one.hydra.launcher, resolve=False) for one in (sweep_config, config))
     assert isinstance(ours, dict) and isinstance(theirs, dict)
     for key in [*ours, *theirs]:
         if ours.get(key) != theirs.get(key):
@@ -115,7 +113,7 @@ def _callbacks(sweep: Sweep) -> bytes | None:
 
 
 def write_job(
-    sweep: Sweep, job: PlannedJob, lease: tuple[str, ...], port: ReservedPort, base: Mapping[str, str], omp: int
+    sweep: Sweep, job: PlannedJob, lease: tuple[str, ...], port: ReservedPort, base: _environment.BaseEnvironment
 ) -> tuple[_files.JobPaths, GroupSpec]:
     """Write what the ranks read into the run directory and return what a keeper needs.
 
@@ -124,8 +122,7 @@ def write_job(
         job: The job.
         lease: Ids of its devices; empty: none.
         port: Its rendezvous port.
-        base: The scrubbed environment.
-        omp: OMP_NUM_THREADS where the job's config does not set it.
+        base: What all ranks start from.
 
     Raises:
         OSError: when the run directory cannot be written.
@@ -141,7 +138,6 @@ def write_job(
         run_id=f"hydra-ddp-{uuid.uuid4().hex[:12]}-job{job.number}",
         restart_count=0,
         max_restarts=0,
-        omp_num_threads=omp,
         devices=lease or None,
         device_env_var=sweep.settings.device_env_var,
         error_files=tuple(paths.error(rank) for rank in ranks),
@@ -159,7 +155,7 @@ def write_job(
         outcome_files=tuple(paths.outcome(rank) for rank in ranks),
         limits=sweep.settings.limits,
     )
-    _files.write_text(paths.facts, json.dumps(_facts(job, spec, base), indent=2) + "\n")
+    _files.write_text(paths.facts, json.dumps(_facts(job, spec, base.variables), indent=2) + "\n")
     return paths, spec
 
 

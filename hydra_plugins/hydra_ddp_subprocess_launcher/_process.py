@@ -76,9 +76,7 @@ def reset_signals() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-def start_rank(
-    argv: Sequence[str], cwd: str, environment: Mapping[str, str], log_file: str
-) -> subprocess.Popen[bytes]:
+def start_rank(argv: Sequence[str], cwd: str, environment: Mapping[str, str], log_file: str) -> subprocess.Popen[bytes]:
     """Start one rank: own session, no stdin, output to its log, SIGKILL when this process dies.
 
     Raises:
@@ -86,8 +84,7 @@ def start_rank(
     """
     parent = os.getpid()
     with open(log_file, "ab", buffering=0) as log:
-        # preexec_fn is safe here: a keeper has one thread.
-        return subprocess.Popen(  # noqa: PLW1509
+        return subprocess.Popen(
             list(argv),
             cwd=cwd,
             env=dict(environment),
@@ -95,7 +92,7 @@ def start_rank(
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=lambda: die_with_parent(parent),
+            preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509  (a keeper has one thread)
         )
 
 

@@ -226,11 +226,7 @@ def program_command(
 def function_command(
     wrapper: Sequence[str], start: ProcessStart, module: str, run_dir: str, overrides: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the command of every rank of a job whose function is pickled.
-
-    Args:
-        module: Module of this package that runs such a rank.
-    """
+    """Return the command of every rank of a job whose function is pickled, run by `module` of this package."""
     encoded = encode_overrides(overrides)
     command = [*wrapper, start.executable, *start.interpreter_flags, "-m", module, f"run_dir={_encode(run_dir)}"]
     if encoded is not None:

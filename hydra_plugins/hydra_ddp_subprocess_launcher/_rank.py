@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from hydra._internal.callbacks import Callbacks
 from hydra.core.utils import JobReturn, JobRuntime, JobStatus, run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -31,6 +32,8 @@ def run_program_rank(
     Args:
         run_dir: Run directory of the job, percent-encoded.
         overrides: Its overrides, percent-encoded; None: they were too long for a command.
+        task_function: What this `hydra.main` decorates.
+        hydra_context: Hydra's.
 
     Raises:
         SystemExit: when the job has ended; code 1 where it failed.
@@ -122,8 +125,7 @@ class _Rank:
         config = body["config"]
         if task_function is None or hydra_context is None:
             task_function, hydra_context = _restore_hydra(body)
-        else:
-            hydra_context = _with_callbacks(hydra_context, config, body["callbacks"])
+        hydra_context.callbacks = self._callbacks(config, body["callbacks"])
         JobRuntime.instance().set("name", payload.task_name)
         if self._rank > 0:
             self._keep_files_apart(config)
@@ -140,6 +142,14 @@ class _Rank:
         except SystemExit as stop:
             return _after_exit(stop)
         return _outcome_of(job_return, main, with_value=self._rank == 0)
+
+    def _callbacks(self, config: DictConfig, pickled: bytes | None) -> Callbacks:
+        """Return the sweep's callbacks in rank 0, so that each fires once a job; none in the others."""
+        if self._rank > 0:
+            return Callbacks()
+        callbacks = Callbacks(config) if pickled is None else _pickling.loads(pickled)
+        assert isinstance(callbacks, Callbacks)
+        return callbacks
 
     def _keep_files_apart(self, config: DictConfig) -> None:
         """Let rank 0 alone write Hydra's files; what this rank logs goes beside its output."""
@@ -168,13 +178,6 @@ class _Rank:
         _files.write_text(self._paths.error(self._rank), json.dumps({"message": message}))
 
 
-def _with_callbacks(context: HydraContext, config: DictConfig, pickled: bytes | None) -> HydraContext:
-    from hydra._internal.callbacks import Callbacks
-
-    context.callbacks = Callbacks(config) if pickled is None else _pickling.loads(pickled)
-    return context
-
-
 def _restore_hydra(body: Mapping[str, Any]) -> tuple[TaskFunction, HydraContext]:
     """Make this process look to the job like the one that launched it."""
     from hydra.core.singleton import Singleton
@@ -182,7 +185,7 @@ def _restore_hydra(body: Mapping[str, Any]) -> tuple[TaskFunction, HydraContext]
     setup_globals()
     Singleton.set_state(_pickling.loads(body["singletons"]))
     function, context = _pickling.loads(body["task_function"])
-    return function, _with_callbacks(context, body["config"], body["callbacks"])
+    return function, context
 
 
 def _after_exit(stop: SystemExit) -> tuple[Outcome, int]:

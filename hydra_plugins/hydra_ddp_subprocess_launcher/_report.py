@@ -55,7 +55,13 @@ def results_table(results: Sequence[JobResult]) -> str:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="")
-    for title, style in (("job", "right"), ("overrides", "left"), ("status", "left"), ("value", "left"), ("time", "right")):
+    for title, style in (
+        ("job", "right"),
+        ("overrides", "left"),
+        ("status", "left"),
+        ("value", "left"),
+        ("time", "right"),
+    ):
         table.add_column(title, justify=style, overflow="fold")  # type: ignore[arg-type]
     for result in results:
         value = result.cause if not result.completed else _short(result.job_return._return_value)
@@ -76,5 +82,8 @@ def results_table(results: Sequence[JobResult]) -> str:
 
 
 def _short(value: object) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else " ".join(repr(value).split())
+    try:
+        text = f"{value:.6g}" if isinstance(value, float) else " ".join(repr(value).split())
+    except Exception:  # noqa: BLE001  (a user's __repr__ may raise anything)
+        text = type(value).__name__
     return text if len(text) <= 60 else text[:59] + "…"

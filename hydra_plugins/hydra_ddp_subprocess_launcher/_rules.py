@@ -131,7 +131,11 @@ class GroupRules:
             return []
         running = "rank " + ", ".join(map(str, self.running))
         due = {
-            "lingering": (self._all_stored_at, LINGERING_NOTE_S, f"every rank has finished, but {running} does not exit"),
+            "lingering": (
+                self._all_stored_at,
+                LINGERING_NOTE_S,
+                f"every rank has finished, but {running} does not exit",
+            ),
             "running": (
                 self._first_good_exit,
                 STILL_RUNNING_NOTE_S,

@@ -52,9 +52,7 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
     valid = [field.name for field in fields(DDPSubprocessLauncherConf) if field.name != "_target_"]
     unknown = [name for name in options if name not in valid and name not in ("_target_", "_recursive_", "_convert_")]
     if unknown:
-        raise OptionError(
-            f"Unknown option hydra.launcher.{unknown[0]}. Valid options: {', '.join(sorted(valid))}."
-        )
+        raise OptionError(f"Unknown option hydra.launcher.{unknown[0]}. Valid options: {', '.join(sorted(valid))}.")
     return LaunchSettings(
         nproc_per_node=read_nproc(options["nproc_per_node"]),
         devices=_ids(options["devices"]),
@@ -72,7 +70,9 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
         entry=_choice("entry", options["entry"], Entry),
         tee_ranks=_ranks(options["tee_ranks"]),
         check_config=(
-            None if options["check_config"] is None else _choice("check_config", options["check_config"], OnConfigDifference)
+            None
+            if options["check_config"] is None
+            else _choice("check_config", options["check_config"], OnConfigDifference)
         ),
         code_changed=_choice("code_changed", options["code_changed"], OnCodeChange),
         allow_nested=_truth("allow_nested", options["allow_nested"]),
@@ -111,7 +111,9 @@ def _seconds(name: str, value: Any, *, zero: bool = False) -> float | None:
         return None
     good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not good or value < 0 or (value == 0 and not zero):
-        raise _bad(name, value, f"{'' if name == 'grace_period_s' else 'null, or '}a number {'from' if zero else 'above'} 0")
+        raise _bad(
+            name, value, f"{'' if name == 'grace_period_s' else 'null, or '}a number {'from' if zero else 'above'} 0"
+        )
     return float(value)
 
 

@@ -19,7 +19,9 @@ from . import _process
 from ._keeper import keep_job
 
 # `-I -S`: nothing of the user's (PYTHONPATH, site, cwd) is imported here, and it starts in a third of the time.
-_BOOTSTRAP = "import sys; sys.path.append(sys.argv[1]); from {package} import _spawner; _spawner.main(*map(int, sys.argv[2:]))"
+_BOOTSTRAP = (
+    "import sys; sys.path.append(sys.argv[1]); from {package} import _spawner; _spawner.main(*map(int, sys.argv[2:]))"
+)
 _MESSAGE_BYTES = 64
 
 

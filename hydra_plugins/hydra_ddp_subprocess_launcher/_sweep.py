@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from hydra._internal.callbacks import Callbacks
 from hydra._internal.utils import get_args_parser
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobRuntime, configure_log, setup_globals
@@ -106,6 +107,12 @@ def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: Di
     settings = read_settings({str(name): value for name, value in options.items()})
     if not settings.allow_nested:
         _environment.refuse_as_rank(os.environ)
+    ignored = _environment.ignored_rendezvous(os.environ)
+    if ignored:
+        _log.warning(
+            "%s of the environment: ignored, each job gets a port of its own (hydra.launcher.master_addr, master_port)",
+            ", ".join(ignored),
+        )
     entry = _find_entry(settings, task_function)
     pool = DevicePool(find_devices(settings.devices, settings.device_env_var, os.environ))
     pool.nproc(settings.nproc_per_node)
@@ -184,7 +191,7 @@ def function_body(sweep: Sweep) -> dict[str, bytes]:
     """Return the parts of a payload that stand in for the program."""
     return {
         # The callbacks travel on their own, as for a program.
-        "task_function": _pickling.dumps((sweep.task_function, replace(sweep.context, callbacks=None)), None),
+        "task_function": _pickling.dumps((sweep.task_function, replace(sweep.context, callbacks=Callbacks())), None),
         "singletons": _pickling.dumps(Singleton.get_state(), None),
     }
 

@@ -17,9 +17,7 @@ from ._choices import Entry, OnCodeChange, OnConfigDifference
 class DDPSubprocessLauncherConf:
     """Options of `hydra/launcher=ddp_subprocess`. A name that torchrun has is torchrun's."""
 
-    _target_: str = (
-        "hydra_plugins.hydra_ddp_subprocess_launcher.ddp_subprocess_launcher.DDPSubprocessLauncher"
-    )
+    _target_: str = "hydra_plugins.hydra_ddp_subprocess_launcher.ddp_subprocess_launcher.DDPSubprocessLauncher"
 
     # Ranks of a job: a number, or `auto`: one a device of the pool, 1 without devices. Read from each job's own
     # config, so `${trainer.devices}` gives each job its own world size.

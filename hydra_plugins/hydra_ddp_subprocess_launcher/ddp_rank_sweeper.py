@@ -17,6 +17,7 @@ class DDPRankSweeper(Sweeper):
         self._task_function: TaskFunction | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Keep what `sweep` needs."""
         self._hydra_context = hydra_context
         self._task_function = task_function
 
