@@ -2,72 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import selectors
 import signal
 import time
 from collections import deque
-from dataclasses import dataclass, field
 
 from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
-from . import _environment, _files, _keeper, _process, _results, _sources
+from . import _environment, _keeper, _process, _results, _sources
 from ._channel import Channel
 from ._choices import OnCodeChange, OnConfigDifference
-from ._errors import JobFailedError, LauncherError, OptionError, StartError
-from ._logs import LogTee, last_lines, terminal
+from ._errors import LauncherError, OptionError, StartError
+from ._logs import terminal
 from ._plan import PlannedJob, plan_job, write_job
-from ._port import ReservedPort, is_port_clash, reserve_port
+from ._port import reserve_port
 from ._report import JobResult, duration, override_line
 from ._results import Verdict
+from ._running import RunningJob, make_tees
+from ._setup import Sweep
 from ._spawner import SpawnerLink
-from ._specs import GroupReport
-from ._sweep import Sweep
 
 _log = logging.getLogger(__name__)
 # Seconds between two looks at rank logs that are shown, and at configs that are compared.
 _LOOK_INTERVAL_S = 0.1
-
-
-@dataclass(eq=False)
-class _RunningJob:
-    """A job with a keeper.
-
-    Attributes:
-        plan: The job.
-        paths: Its files.
-        lease: Its devices.
-        port: Its rendezvous port.
-        link: The spawner that forked its keeper.
-        channel: To the keeper.
-        tees: One a rank that is shown.
-        retry: Whether this is the second start, after a port clash.
-        began: Start of the ranks, monotonic seconds.
-        report: The keeper's last word.
-        buried: Whether the spawner said that the keeper and all below it are gone.
-        compared: Whether `check_config` has been done.
-    """
-
-    plan: PlannedJob
-    paths: _files.JobPaths
-    lease: tuple[str, ...]
-    port: ReservedPort
-    link: SpawnerLink
-    channel: Channel
-    tees: list[LogTee]
-    retry: bool
-    began: float = field(default_factory=time.monotonic)
-    report: GroupReport | None = None
-    buried: bool = False
-    compared: bool = False
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing of the job is alive."""
-        return self.channel.lost and (self.buried or self.link.lost)
 
 
 class Batch:
@@ -84,7 +44,7 @@ class Batch:
         self._overrides = {first + place: overrides for place, overrides in enumerate(job_overrides)}
         self._waiting = deque(self._overrides)
         self._planned: PlannedJob | None = None
-        self._running: dict[int, _RunningJob] = {}
+        self._running: dict[int, RunningJob] = {}
         self._results: dict[int, JobResult] = {}
         self._spawner: SpawnerLink | None = None
         self._stopped_by: int | None = None
@@ -155,7 +115,7 @@ class Batch:
             hint = "" if again else " (once more: kill at once)"
             _log.warning("%s: %s %d running jobs%s", signal.Signals(number).name, how, len(self._running), hint)
         for job in self._running.values():
-            job.channel.send(_keeper.Stop(at_once=again, detail=signal.Signals(number).name))
+            job.stop(signal.Signals(number).name, at_once=again)
 
     def _leave(self, number: int) -> None:
         unfinished = len(self._overrides) - sum(result.completed for result in self._results.values())
@@ -212,11 +172,12 @@ class Batch:
             )
             return
         channel.send(spec)
-        job = _RunningJob(plan, paths, lease, port, link, channel, self._tees(plan, paths), retry)
+        tees = make_tees(plan, paths, self._sweep.settings.tee_ranks, alone=self._at_once == 1)
+        job = RunningJob(plan, paths, lease, port, link, channel, tees, retry)
         self._running[plan.number] = job
         self._selector.register(channel, selectors.EVENT_READ, job)
         if self._stopped_by is not None:
-            channel.send(_keeper.Stop(at_once=False))
+            job.stop("the sweep was stopped")
 
     def _refuse_shared_directory(self, plan: PlannedJob) -> None:
         directory = os.path.realpath(plan.run_dir)
@@ -251,36 +212,28 @@ class Batch:
             self._selector.register(self._spawner, selectors.EVENT_READ, self._spawner)
         return self._spawner, Channel(self._spawner.start_keeper(number))
 
-    def _tees(self, plan: PlannedJob, paths: _files.JobPaths) -> list[LogTee]:
-        shown = self._sweep.settings.tee_ranks
-        ranks = [rank for rank in range(plan.nproc) if shown is None or rank in shown]
-        alone = self._at_once == 1 and len(ranks) == 1
-        return [LogTee(paths.log(rank), "" if alone else f"[job {plan.number} rank {rank}] ") for rank in ranks]
-
     # Watching
 
     def _wait(self, timeout: float | None) -> None:
-        if timeout is None and any(job.tees or not job.compared for job in self._running.values()):
+        if timeout is None and self._looks_are_due():
             timeout = _LOOK_INTERVAL_S
         for key in list(self._selector.get_map().values()):
-            if isinstance(key.data, _RunningJob):
+            if isinstance(key.data, RunningJob):
                 write = selectors.EVENT_WRITE if key.data.channel.wants_to_write else 0
                 self._selector.modify(key.fileobj, selectors.EVENT_READ | write, key.data)
         for key, _ in self._selector.select(timeout):
-            if isinstance(key.data, _RunningJob):
+            if isinstance(key.data, RunningJob):
                 self._hear(key.data)
             elif isinstance(key.data, SpawnerLink):
                 self._hear_spawner(key.data)
 
-    def _hear(self, job: _RunningJob) -> None:
-        job.channel.flush()
-        for message in job.channel.receive():
-            if isinstance(message, GroupReport):
-                job.report = message
-            elif isinstance(message, _keeper.Note):
-                _log.info("#%d : %s", job.plan.number, message.text)
-            elif isinstance(message, _keeper.Started):
-                _log.debug("#%d : pids %s", job.plan.number, " ".join(map(str, message.pids)))
+    def _looks_are_due(self) -> bool:
+        comparing = self._sweep.settings.check_config is not None
+        return any(job.tees or (comparing and not job.compared) for job in self._running.values())
+
+    def _hear(self, job: RunningJob) -> None:
+        for line in job.hear():
+            _log.info("#%d : %s", job.plan.number, line)
         if job.channel.lost:
             self._selector.unregister(job.channel)
 
@@ -300,51 +253,32 @@ class Batch:
             if job.over:
                 self._end(job)
 
-    def _compare_configs(self, job: _RunningJob) -> None:
+    def _compare_configs(self, job: RunningJob) -> None:
         rule = self._sweep.settings.check_config
-        if rule is None or job.compared:
-            job.compared = True
+        difference = job.compare_configs() if rule is not None else None
+        if difference is None:
             return
-        files = [job.paths.resolved_config(rank) for rank in range(job.plan.nproc)]
-        if not all(map(os.path.exists, files)):
-            return
-        job.compared = True
-        differing = _differing_keys(files)
-        if differing:
-            text = f"the ranks' configs differ in {', '.join(differing)}"
-            _log.warning("#%d : %s", job.plan.number, text)
-            if rule is OnConfigDifference.error:
-                job.channel.send(_keeper.Stop(at_once=False, detail=f"{text} (check_config=error)"))
+        _log.warning("#%d : %s", job.plan.number, difference)
+        if rule is OnConfigDifference.error:
+            job.stop(f"{difference} (check_config=error)")
 
     # Ending
 
-    def _end(self, job: _RunningJob) -> None:
-        job.channel.close()
-        job.port.release()
+    def _end(self, job: RunningJob) -> None:
+        job.close()
         del self._running[job.plan.number]
-        if job.report is None:
-            verdict = _results.failed_before_start(
-                JobFailedError(
-                    "The process that kept this job was killed from outside, and its ranks with it. "
-                    f"The logs of the ranks are in {job.paths.folder}."
-                )
-            )
-        else:
-            verdict = _results.judge(job.report, job.plan.nproc, job.paths)
-            if not verdict.completed and self._was_port_clash(job, verdict) and self._stopped_by is None:
-                _log.warning("#%d : port %d was taken; starting again on another", job.plan.number, job.port.number)
-                self._start(job.plan, job.lease, retry=True)
-                return
+        verdict = job.verdict()
+        if not verdict.completed and self._may_retry(job) and job.met_port_clash():
+            _log.warning("#%d : port %d was taken; starting again on another", job.plan.number, job.port.number)
+            self._start(job.plan, job.lease, retry=True)
+            return
         self._sweep.pool.give_back(job.lease)
         seconds = time.monotonic() - job.began
         self._finish(job.plan.number, job.plan.config, job.plan.run_dir, seconds, verdict)
 
-    def _was_port_clash(self, job: _RunningJob, verdict: Verdict) -> bool:
-        if job.retry or self._sweep.settings.master_port is not None:
-            return False
-        outcome = _files.read_outcome(job.paths, 0)
-        words = outcome.traceback if outcome is not None else "\n".join(last_lines(job.paths.log(0), 50))
-        return is_port_clash(words, job.port.number)
+    def _may_retry(self, job: RunningJob) -> bool:
+        fixed = self._sweep.settings.master_port is not None
+        return not job.retry and not fixed and self._stopped_by is None
 
     def _finish(
         self, number: int, config: DictConfig | None, run_dir: str, seconds: float | None, verdict: Verdict
@@ -366,13 +300,3 @@ def _readable(error: Exception, plan: PlannedJob) -> Exception:
             f"The run directory {plan.run_dir} cannot be used: {error.strerror or error}: {error.filename}"
         )
     return error
-
-
-def _differing_keys(files: list[str]) -> list[str]:
-    configs = []
-    for file in files:
-        with open(file, encoding="utf-8") as opened:
-            configs.append(json.load(opened))
-    keys = {key: None for config in configs for key in config}
-    own = ("hydra.output_subdir", "hydra.job_logging.handlers.")
-    return [key for key in keys if not key.startswith(own) and len({str(config.get(key)) for config in configs}) > 1]

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from omegaconf import DictConfig, OmegaConf
 
 from . import _environment, _files, _freeze, _pickling
+from ._entry import FunctionEntry, ProgramEntry, function_body, rank_command
 from ._errors import FreezeError
 from ._port import ReservedPort
 from ._settings import read_nproc
+from ._setup import Sweep
 from ._specs import GroupSpec, Payload
-from ._sweep import FunctionEntry, ProgramEntry, Sweep, function_body, rank_command
 
 _log = logging.getLogger(__name__)
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
@@ -89,7 +90,7 @@ def _body(sweep: Sweep, config: DictConfig) -> bytes:
     main = sweep.main
     content: dict[str, object] = {"config": config, "callbacks": _callbacks(sweep)}
     if isinstance(sweep.entry, FunctionEntry):
-        content |= function_body(sweep)
+        content |= function_body(sweep.task_function, sweep.context)
     try:
         return _pickling.dumps(content, main)
     except Exception as error:
@@ -145,7 +146,7 @@ def write_job(
         job_num=job.number,
         sweep_dir=_sweep_dir(job.config),
     )
-    argv, cwd = rank_command(sweep, job.run_dir, job.overrides)
+    argv, cwd = rank_command(sweep.entry, sweep.settings.wrapper, job.run_dir, job.overrides)
     spec = GroupSpec(
         argv=argv,
         cwd=cwd,

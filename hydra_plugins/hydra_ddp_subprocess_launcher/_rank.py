@@ -9,16 +9,15 @@ import json
 import os
 import sys
 import time
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from hydra._internal.callbacks import Callbacks
-from hydra.core.utils import JobReturn, JobRuntime, JobStatus, run_job, setup_globals
+from hydra.core.utils import JobRuntime, run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from . import _files, _freeze, _pickling, _program, _tasks
+from . import _files, _freeze, _outcome, _pickling, _program, _tasks
 from ._environment import PAYLOAD_DIGEST
 from ._errors import LauncherError, StartError
 from ._specs import Outcome, Payload
@@ -106,7 +105,7 @@ class _Rank:
         try:
             outcome, code = self._run_job(task_function, hydra_context, main)
         except BaseException as error:  # noqa: BLE001  (whatever ends this rank is what the user must see)
-            outcome, code = _failure(error, main), 1
+            outcome, code = _outcome.failure(error, main), 1
         if outcome.traceback:
             sys.stderr.write(outcome.traceback)
             self._write_error_file(outcome)
@@ -140,8 +139,8 @@ class _Rank:
                 job_subdir_key=None,
             )
         except SystemExit as stop:
-            return _after_exit(stop)
-        return _outcome_of(job_return, main, with_value=self._rank == 0)
+            return _outcome.after_exit(stop)
+        return _outcome.outcome_of(job_return, main, with_value=self._rank == 0)
 
     def _callbacks(self, config: DictConfig, pickled: bytes | None) -> Callbacks:
         """Return the sweep's callbacks in rank 0, so that each fires once a job; none in the others."""
@@ -186,83 +185,6 @@ def _restore_hydra(body: Mapping[str, Any]) -> tuple[TaskFunction, HydraContext]
     Singleton.set_state(_pickling.loads(body["singletons"]))
     function, context = _pickling.loads(body["task_function"])
     return function, context
-
-
-def _after_exit(stop: SystemExit) -> tuple[Outcome, int]:
-    """Read `sys.exit(…)` as Python does: None and 0 are good, a number is the code, anything else is a message."""
-    if stop.code is None or stop.code == 0:
-        return Outcome(completed=True, note="the job called sys.exit(0): its value is None"), 0
-    code = stop.code if isinstance(stop.code, int) else 1
-    text = "".join(traceback.format_exception(stop))
-    return Outcome(completed=False, summary=f"SystemExit: {stop.code}", traceback=text), code & 0xFF or 1
-
-
-def _outcome_of(job_return: JobReturn, main: Mapping[str, Any] | None, *, with_value: bool) -> tuple[Outcome, int]:
-    if job_return.status is not JobStatus.COMPLETED:
-        remote = {name: value for name, value in vars(job_return).items() if name.startswith("_remote_")}
-        return _failure(job_return._return_value, main, remote), 1
-    if not with_value:
-        return Outcome(completed=True), 0
-    value = portable(job_return.return_value)
-    try:
-        return Outcome(completed=True, value=_pickling.dumps(value, main)), 0
-    except Exception as error:  # noqa: BLE001  (a pickle can fail with anything)
-        missing = f"a {type(value).__name__} that cannot be pickled ({type(error).__name__}: {error})"
-        return Outcome(completed=True, note=f"the job returned {missing}"), 0
-
-
-def _failure(
-    error: BaseException, main: Mapping[str, Any] | None, remote: Mapping[str, object] | None = None
-) -> Outcome:
-    text = _attempt(lambda: "".join(traceback.format_exception(_without_hydra_frames(error)))) or repr(type(error))
-    message = _attempt(lambda: str(error)) or ""
-    summary = f"{type(error).__qualname__}: {message}".rstrip(": ").splitlines()[0]
-    return Outcome(
-        completed=False,
-        exception=_attempt(lambda: _rebuildable(error, main)),
-        summary=summary,
-        traceback=text,
-        remote=remote or None,
-    )
-
-
-def _without_hydra_frames(error: BaseException) -> BaseException:
-    """Drop the frames above the user's function: they are Hydra's and ours, and the same for every job."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_name not in ("run_job", "_run_job"):
-        trace = trace.tb_next
-    while trace is not None and trace.tb_frame.f_code.co_name in ("run_job", "_run_job"):
-        trace = trace.tb_next
-    return error.with_traceback(trace) if trace is not None else error
-
-
-def _rebuildable(error: BaseException, main: Mapping[str, Any] | None) -> bytes | None:
-    """Pickle an exception; None where it would not come back as what it is."""
-    data = _pickling.dumps(error, main)
-    return data if type(_pickling.loads(data)) is type(error) else None
-
-
-def _attempt(make: Callable[[], Any]) -> Any:
-    try:
-        return make()
-    except Exception:  # noqa: BLE001  (a user's __str__ or __reduce__ may raise anything)
-        return None
-
-
-def portable(value: Any) -> Any:
-    """Return a job's value in a form that the launching process can hold without touching a GPU.
-
-    Tensors without dimensions become numbers, others move to the CPU; dicts, lists and tuples are looked into.
-    """
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        value = value.detach()
-        return value.item() if value.dim() == 0 else value.cpu()
-    if type(value) is dict:
-        return {key: portable(part) for key, part in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(portable(part) for part in value)
-    return value
 
 
 if __name__ == "__main__":

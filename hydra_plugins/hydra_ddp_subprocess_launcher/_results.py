@@ -10,7 +10,7 @@ from typing import Any
 
 from hydra import version
 from hydra.core.utils import JobReturn, JobStatus
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from . import _pickling
 from ._errors import JobFailedError, RankTraceback
@@ -97,8 +97,9 @@ def _completed(report: GroupReport, outcome: Outcome | None) -> Verdict:
         except Exception as error:  # noqa: BLE001  (a pickle can fail with anything)
             value = LostValue(f"cannot be loaded in the launching process ({type(error).__name__}: {error})")
             warnings.append(f"the job's value {value.reason}")
-    elif outcome.note:
-        value = LostValue(outcome.note) if "returned" in outcome.note else None
+    elif outcome.lost:
+        value = LostValue(outcome.lost)
+        warnings.append(f"the job's value is lost: {outcome.lost}")
     return Verdict(completed=True, value=value, warnings=tuple(warnings))
 
 
@@ -106,7 +107,8 @@ def _failed(report: GroupReport, outcomes: Sequence[Outcome | None], paths: JobP
     rank = _culprit(report, outcomes)
     outcome = outcomes[rank] if rank is not None else None
     what, advice = _describe(report, outcomes, rank)
-    lines = [f"{what}."]
+    stopped = [str(ended.rank) for ended in report.exits if ended.stopped and ended.rank != rank]
+    lines = [f"{what}; rank {', '.join(stopped)} was then ended by the launcher." if stopped else f"{what}."]
     if outcome is not None and outcome.traceback:
         lines += ["", *_shortened(outcome.traceback.rstrip().splitlines()), ""]
     elif rank is not None and (tail := last_lines(paths.log(rank), _SHOWN_LOG_LINES)):
@@ -118,8 +120,14 @@ def _failed(report: GroupReport, outcomes: Sequence[Outcome | None], paths: JobP
     cause = what
     if outcome is not None and not outcome.completed and outcome.summary:
         cause = f"rank {rank}: {outcome.summary}"
-    remote = tuple((outcome.remote or {}).items()) if outcome is not None else ()
-    return Verdict(False, _exception(outcome, block, remote), cause, block, (), remote)
+    error = _rebuilt_exception(outcome)
+    if outcome is None or error is None:
+        return Verdict(False, JobFailedError(block), cause, block)
+    if outcome.remote:
+        # Hydra 1.4 gives the exception its frames and causes back by itself.
+        return Verdict(False, error, cause, block, (), tuple(outcome.remote.items()))
+    error.__cause__ = RankTraceback(outcome.traceback)
+    return Verdict(False, error, cause, block)
 
 
 def _culprit(report: GroupReport, outcomes: Sequence[Outcome | None]) -> int | None:
@@ -143,22 +151,20 @@ def _describe(report: GroupReport, outcomes: Sequence[Outcome | None], rank: int
         return f"the job was ended because {report.reason.value}{detail}", ""
     code = next((ended.code for ended in report.exits if ended.rank == rank), 0)
     outcome = outcomes[rank]
-    others = [str(ended.rank) for ended in report.exits if ended.stopped]
-    stopped = f"; rank {', '.join(others)} was then ended by the launcher" if others else ""
     if code == _SIGKILL:
         return (
-            f"rank {rank} was killed by {describe_exit(code)}{stopped}",
+            f"rank {rank} was killed by {describe_exit(code)}",
             "Often this means out of memory: look at `dmesg` and at the memory limit of the container or allocation.",
         )
     if code < 0:
-        return f"rank {rank} was killed by {describe_exit(code)}{stopped}", ""
+        return f"rank {rank} was killed by {describe_exit(code)}", ""
     if outcome is None and code == 0:
         return (
             f"rank {rank} ended with exit code 0 but did not finish the job",
             "The program ended before or inside the job, for instance by os._exit(0), or never called the "
             "hydra.main function of this sweep.",
         )
-    return f"rank {rank} failed with {describe_exit(code)}{stopped}", ""
+    return f"rank {rank} failed with {describe_exit(code)}", ""
 
 
 def _shortened(lines: Sequence[str]) -> list[str]:
@@ -167,18 +173,14 @@ def _shortened(lines: Sequence[str]) -> list[str]:
     return [f"  … {len(lines) - _SHOWN_TRACEBACK_LINES} lines more in the log", *lines[-_SHOWN_TRACEBACK_LINES:]]
 
 
-def _exception(outcome: Outcome | None, block: str, remote: Sequence[object]) -> Exception:
-    if outcome is not None and outcome.exception is not None:
-        try:
-            error = _pickling.loads(outcome.exception)
-        except Exception:  # noqa: BLE001  (then the text has to do)
-            return JobFailedError(block)
-        # Hydra 1.4 gives the exception its remote frames back by itself.
-        if isinstance(error, Exception):
-            if not remote:
-                error.__cause__ = RankTraceback(outcome.traceback)
-            return error
-    return JobFailedError(block)
+def _rebuilt_exception(outcome: Outcome | None) -> Exception | None:
+    if outcome is None or outcome.exception is None:
+        return None
+    try:
+        error = _pickling.loads(outcome.exception)
+    except Exception:  # noqa: BLE001  (then the text has to do)
+        return None
+    return error if isinstance(error, Exception) else None
 
 
 def make_job_return(
@@ -206,6 +208,8 @@ def make_job_return(
             hydra_cfg = copy.deepcopy(HydraConfig.instance().cfg)
         assert isinstance(hydra_cfg, DictConfig)
         job_return.hydra_cfg = hydra_cfg
+        # Without those of Hydra's own options, as the basic launcher has it.
+        job_return.overrides = OmegaConf.to_container(config.hydra.overrides.task)
         task_cfg = copy.deepcopy(config)
         with read_write(task_cfg), open_dict(task_cfg):
             del task_cfg["hydra"]

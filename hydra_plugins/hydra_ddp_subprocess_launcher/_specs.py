@@ -125,6 +125,7 @@ class Outcome:
         summary: One line: type and message of the exception, or another reason; empty when completed.
         traceback: The exception's formatted traceback with causes; empty when completed.
         remote: Fields that Hydra 1.4 adds to a JobReturn for exceptions from another process; else empty.
+        lost: Why the value could not be pickled; empty when it could.
         note: A line for the user, such as that `sys.exit(0)` was called; may be empty.
     """
 
@@ -134,6 +135,7 @@ class Outcome:
     summary: str = ""
     traceback: str = ""
     remote: Mapping[str, object] | None = None
+    lost: str = ""
     note: str = ""
 
 

@@ -13,7 +13,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 if TYPE_CHECKING:
-    from ._sweep import Sweep
+    from ._setup import Sweep
 
 
 class DDPSubprocessLauncher(Launcher):
@@ -29,7 +29,7 @@ class DDPSubprocessLauncher(Launcher):
         Raises:
             LauncherError: for what the user can mend, before anything is started.
         """
-        from ._sweep import prepare_sweep
+        from ._setup import prepare_sweep
 
         self._sweep = prepare_sweep(hydra_context, task_function, config)
 

@@ -1,0 +1,90 @@
+"""What a rank says about its part of a job: made in the rank, read by the launching process."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hydra.core.utils import JobReturn, JobStatus
+
+from . import _pickling
+from ._specs import Outcome
+
+
+def after_exit(stop: SystemExit) -> tuple[Outcome, int]:
+    """Read `sys.exit(…)` as Python does: None and 0 are good, a number is the code, anything else is a message."""
+    if stop.code is None or stop.code == 0:
+        return Outcome(completed=True, note="the job called sys.exit(0): its value is None"), 0
+    code = stop.code if isinstance(stop.code, int) else 1
+    text = "".join(traceback.format_exception(_without_hydra_frames(stop)))
+    return Outcome(completed=False, summary=f"SystemExit: {stop.code}", traceback=text), code & 0xFF or 1
+
+
+def outcome_of(job_return: JobReturn, main: Mapping[str, Any] | None, *, with_value: bool) -> tuple[Outcome, int]:
+    if job_return.status is not JobStatus.COMPLETED:
+        remote = {name: value for name, value in vars(job_return).items() if name.startswith("_remote_")}
+        return failure(job_return._return_value, main, remote), 1
+    if not with_value:
+        return Outcome(completed=True), 0
+    value = portable(job_return.return_value)
+    try:
+        return Outcome(completed=True, value=_pickling.dumps(value, main)), 0
+    except Exception as error:  # noqa: BLE001  (a pickle can fail with anything)
+        lost = f"a {type(value).__name__} that cannot be pickled ({type(error).__name__}: {error})"
+        return Outcome(completed=True, lost=lost), 0
+
+
+def failure(
+    error: BaseException, main: Mapping[str, Any] | None, remote: Mapping[str, object] | None = None
+) -> Outcome:
+    text = _attempt(lambda: "".join(traceback.format_exception(_without_hydra_frames(error)))) or repr(type(error))
+    message = _attempt(lambda: str(error)) or ""
+    summary = f"{type(error).__qualname__}: {message}".rstrip(": ").splitlines()[0]
+    return Outcome(
+        completed=False,
+        exception=_attempt(lambda: _rebuildable(error, main)),
+        summary=summary,
+        traceback=text,
+        remote=remote or None,
+    )
+
+
+def _without_hydra_frames(error: BaseException) -> BaseException:
+    """Drop the frames above the user's function: they are Hydra's and ours, and the same for every job."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_name not in ("run_job", "_run_job"):
+        trace = trace.tb_next
+    while trace is not None and trace.tb_frame.f_code.co_name in ("run_job", "_run_job"):
+        trace = trace.tb_next
+    return error.with_traceback(trace) if trace is not None else error
+
+
+def _rebuildable(error: BaseException, main: Mapping[str, Any] | None) -> bytes | None:
+    """Pickle an exception; None where it would not come back as what it is."""
+    data = _pickling.dumps(error, main)
+    return data if type(_pickling.loads(data)) is type(error) else None
+
+
+def _attempt(make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except Exception:  # noqa: BLE001  (a user's __str__ or __reduce__ may raise anything)
+        return None
+
+
+def portable(value: Any) -> Any:
+    """Return a job's value in a form that the launching process can hold without touching a GPU.
+
+    Tensors without dimensions become numbers, others move to the CPU; dicts, lists and tuples are looked into.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        value = value.detach()
+        return value.item() if value.dim() == 0 else value.cpu()
+    if type(value) is dict:
+        return {key: portable(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(portable(part) for part in value)
+    return value

@@ -1,0 +1,87 @@
+"""A sweep before its first job: options, entry and devices, checked and kept."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.core.utils import JobRuntime
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from . import _environment, _pickling, _process
+from ._devices import DevicePool, find_devices
+from ._entry import FunctionEntry, ProgramEntry, find_entry
+from ._errors import StartError
+from ._freeze import ComposeSpool
+from ._settings import LaunchSettings, read_settings
+from ._sources import Stamp, stamp_sources
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What stays the same over all batches of a sweep.
+
+    Attributes:
+        context: Hydra's.
+        task_function: What a job calls.
+        config: The sweep's own config.
+        settings: Options of the launcher.
+        entry: What ranks run.
+        pool: Devices of this process.
+        spool: Configs that the sweeper composed.
+        sources: Stamps of the program's source files, by path.
+    """
+
+    context: HydraContext
+    task_function: TaskFunction
+    config: DictConfig
+    settings: LaunchSettings
+    entry: ProgramEntry | FunctionEntry
+    pool: DevicePool
+    spool: ComposeSpool
+    sources: Mapping[str, Stamp]
+
+    @property
+    def main(self) -> Mapping[str, Any] | None:
+        """Names of the program's `__main__`, for the pickler; None: ranks have another."""
+        return _pickling.program_namespace(self.task_function) if isinstance(self.entry, ProgramEntry) else None
+
+    @property
+    def task_name(self) -> str:
+        """Hydra's name of the job function."""
+        return str(JobRuntime.instance().get("name"))
+
+
+def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: DictConfig) -> Sweep:
+    """Check all that can be checked before a job is known.
+
+    Raises:
+        LauncherError: for what the user can mend.
+    """
+    unsupported = _process.unsupported_reason()
+    if unsupported is not None:
+        raise StartError(unsupported)
+    options = OmegaConf.to_container(config.hydra.launcher, resolve=True)
+    assert isinstance(options, dict)
+    settings = read_settings({str(name): value for name, value in options.items()})
+    if not settings.allow_nested:
+        _environment.refuse_as_rank(os.environ)
+    ignored = _environment.ignored_rendezvous(os.environ)
+    if ignored:
+        _log.warning(
+            "%s of the environment: ignored, each job gets a port of its own (hydra.launcher.master_addr, master_port)",
+            ", ".join(ignored),
+        )
+    entry = find_entry(settings.entry, task_function)
+    pool = DevicePool(find_devices(settings.devices, settings.device_env_var, os.environ))
+    pool.nproc(settings.nproc_per_node)
+    main_script = entry.program.main_script if isinstance(entry, ProgramEntry) else None
+    spool = ComposeSpool(context.config_loader)
+    spool.record()
+    return Sweep(context, task_function, config, settings, entry, pool, spool, stamp_sources(main_script))
