@@ -114,6 +114,8 @@ def reap() -> Iterator[tuple[int, int]]:
 
 def has_children() -> bool:
     """Return whether this process has a child, running or ended, that was not reaped."""
+    if not hasattr(os, "waitid"):
+        return bool(own_children())
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -121,7 +123,30 @@ def has_children() -> bool:
     return True
 
 
-def _children(pid: int) -> list[int]:
+def descendants(roots: Sequence[int]) -> list[int]:
+    """Return the processes below `roots`, roots included, parents before children."""
+    children = _child_lookup()
+    found, queue = [], list(roots)
+    while queue:
+        pid = queue.pop(0)
+        found.append(pid)
+        queue.extend(children(pid))
+    return found
+
+
+def _child_lookup() -> Callable[[int], list[int]]:
+    # A kernel may be built without these files; then every process is looked at.
+    if os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+        return _listed_children
+    below: dict[int, list[int]] = {}
+    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    for line in table.splitlines():
+        pid, parent = map(int, line.split())
+        below.setdefault(parent, []).append(pid)
+    return lambda pid: below.get(pid, [])
+
+
+def _listed_children(pid: int) -> list[int]:
     found: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -131,19 +156,9 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def descendants(roots: Sequence[int]) -> list[int]:
-    """Return the processes below `roots`, roots included, parents before children."""
-    found, queue = [], list(roots)
-    while queue:
-        pid = queue.pop(0)
-        found.append(pid)
-        queue.extend(_children(pid))
-    return found
-
-
 def own_children() -> list[int]:
     """Return the pids of this process's children, ended ones that were not reaped included."""
-    return _children(os.getpid())
+    return _child_lookup()(os.getpid())
 
 
 def send_signal(pids: Sequence[int], number: int) -> None:

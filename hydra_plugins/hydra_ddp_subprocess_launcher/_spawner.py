@@ -10,6 +10,7 @@ import os
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ from ._keeper import keep_job
 _BOOTSTRAP = (
     "import sys; sys.path.append(sys.argv[1]); from {package} import _spawner; _spawner.main(*map(int, sys.argv[2:]))"
 )
-_MESSAGE_BYTES = 64
+# Launcher to spawner: number of a job, with the descriptor of its keeper's socket. Back: that number, exit code.
+_JOB = struct.Struct("!q")
+_ENDED = struct.Struct("!qi")
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class SpawnerLink:
     """The launching process's end: start the spawner, hand it jobs, learn which keepers ended."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair()
         with theirs:
             package = __package__ or ""
             parent = Path(__file__).resolve().parents[len(package.split("."))]
@@ -71,7 +74,7 @@ class SpawnerLink:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                socket.send_fds(self._sock, [str(job).encode()], [theirs.fileno()])
+                socket.send_fds(self._sock, [_JOB.pack(job)], [theirs.fileno()])
             except OSError:
                 ours.close()
                 self.lost = True
@@ -83,14 +86,13 @@ class SpawnerLink:
         reports = []
         while not self.lost:
             try:
-                data = self._sock.recv(_MESSAGE_BYTES)
+                data = self._sock.recv(_ENDED.size)
             except BlockingIOError:
                 break
             except OSError:
                 data = b""
             if data:
-                job, code = data.decode().split()
-                reports.append(KeeperEnded(int(job), int(code)))
+                reports.append(KeeperEnded(*_ENDED.unpack(data)))
             else:
                 self.lost = True
         return reports
@@ -133,7 +135,7 @@ def main(descriptor: int, launcher: int) -> None:
 def _accept_job(sock: socket.socket, keepers: dict[int, int], launcher: int) -> bool:
     """Fork a keeper for the job that waits on `sock`; return whether the launcher is still there."""
     try:
-        data, descriptors, _, _ = socket.recv_fds(sock, _MESSAGE_BYTES, 1)
+        data, descriptors, _, _ = socket.recv_fds(sock, _JOB.size, 1)
     except OSError:
         return False
     if not data:
@@ -152,7 +154,7 @@ def _accept_job(sock: socket.socket, keepers: dict[int, int], launcher: int) -> 
         finally:
             os._exit(code)
     os.close(descriptors[0])
-    keepers[pid] = int(data)
+    (keepers[pid],) = _JOB.unpack(data)
     return True
 
 
@@ -164,7 +166,7 @@ def _bury(sock: socket.socket, keepers: dict[int, int]) -> None:
         if code != 0:
             _end_orphans(keepers)
         try:
-            sock.send(f"{job} {code}".encode())
+            sock.send(_ENDED.pack(job, code))
         except OSError:
             continue  # The launcher is gone: nobody wants to know.
 
