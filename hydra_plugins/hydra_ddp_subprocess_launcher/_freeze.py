@@ -151,14 +151,18 @@ def resolved_env_set(config: DictConfig) -> dict[str, str]:
 
 def unpicklable_key(config: DictConfig, dump: Callable[[object], bytes]) -> str | None:
     """Return the first key of a config whose value cannot be pickled, with the reason; None when all can."""
+    cache = OmegaConf.get_cache(config)
     for key, _, _, node in _nodes(config):
-        if isinstance(node, Container):
-            continue
-        value = node._value()
-        try:
-            dump(value)
-        except Exception as error:  # noqa: BLE001  (a pickle can fail with anything)
-            return f"{key} ({type(value).__name__}: {error})"
+        if node._is_interpolation():
+            used = {name for name in _RESOLVER_NAME.findall(node._value()) if name in cache}
+            values = [value for name in used for value in cache[name].values()]
+        else:
+            values = [] if isinstance(node, Container) else [node._value()]
+        for value in values:
+            try:
+                dump(value)
+            except Exception as error:  # noqa: BLE001  (a pickle can fail with anything)
+                return f"{key} ({type(value).__name__}: {error})"
     return None
 
 

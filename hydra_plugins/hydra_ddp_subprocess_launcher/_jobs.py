@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from . import _environment, _keeper, _process, _results, _sources
 from ._channel import Channel
 from ._choices import OnCodeChange, OnConfigDifference
-from ._errors import LauncherError, OptionError, StartError
+from ._errors import JobFailedError, LauncherError, OptionError, StartError
 from ._logs import terminal
 from ._plan import PlannedJob, plan_job, write_job
 from ._port import reserve_port
@@ -255,19 +255,22 @@ class Batch:
 
     def _compare_configs(self, job: RunningJob) -> None:
         rule = self._sweep.settings.check_config
-        difference = job.compare_configs() if rule is not None else None
-        if difference is None:
+        if rule is None or not job.compare_configs():
             return
-        _log.warning("#%d : %s", job.plan.number, difference)
+        _log.warning("#%d : %s", job.plan.number, job.difference)
         if rule is OnConfigDifference.error:
-            job.stop(f"{difference} (check_config=error)")
+            job.stop(f"{job.difference} (check_config=error)")
 
     # Ending
 
     def _end(self, job: RunningJob) -> None:
         job.close()
         del self._running[job.plan.number]
+        self._compare_configs(job)
         verdict = job.verdict()
+        if job.difference and self._sweep.settings.check_config is OnConfigDifference.error:
+            # The ranks may have been done before the difference was seen.
+            verdict = _results.failed_before_start(JobFailedError(f"{job.difference} (check_config=error)"))
         if not verdict.completed and self._may_retry(job) and job.met_port_clash():
             _log.warning("#%d : port %d was taken; starting again on another", job.plan.number, job.port.number)
             self._start(job.plan, job.lease, retry=True)

@@ -13,6 +13,8 @@ from typing import IO, Any
 import cloudpickle
 
 _MAIN = "__main__"
+# Place of the state in what `__reduce__` returns.
+_STATE = 2
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -34,7 +36,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             path = tuple(obj.__qualname__.split("."))
             if _look_up(self._main, path) is obj:
                 return _from_main, (path,)
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) > _STATE:
+            # cloudpickle forgets in which function or class a class was made.
+            attributes, slots = reduced[_STATE]
+            state = ({**attributes, "__qualname__": obj.__qualname__}, slots)
+            reduced = (*reduced[:_STATE], state, *reduced[_STATE + 1 :])
+        return reduced
 
 
 def _look_up(namespace: Mapping[str, Any], path: tuple[str, ...]) -> Any:

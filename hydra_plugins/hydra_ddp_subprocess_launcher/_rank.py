@@ -181,9 +181,11 @@ def _restore_hydra(body: Mapping[str, Any]) -> tuple[TaskFunction, HydraContext]
     """Make this process look to the job like the one that launched it."""
     from hydra.core.singleton import Singleton
 
-    setup_globals()
-    Singleton.set_state(_pickling.loads(body["singletons"]))
+    # Both before the state is set: loading imports the user's modules, which may register resolvers that it has.
     function, context = _pickling.loads(body["task_function"])
+    singletons = _pickling.loads(body["singletons"])
+    setup_globals()
+    Singleton.set_state(singletons)
     return function, context
 
 

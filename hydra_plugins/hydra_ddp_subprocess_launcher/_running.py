@@ -38,6 +38,7 @@ class RunningJob:
         report: The keeper's last word.
         buried: Whether the spawner said that the keeper and all below it are gone.
         compared: Whether `check_config` has been done.
+        difference: What it found; empty: nothing.
     """
 
     plan: PlannedJob
@@ -52,6 +53,7 @@ class RunningJob:
     report: GroupReport | None = None
     buried: bool = False
     compared: bool = False
+    difference: str = ""
 
     @property
     def over(self) -> bool:
@@ -73,14 +75,16 @@ class RunningJob:
         """Have the group ended."""
         self.channel.send(_keeper.Stop(at_once=at_once, detail=detail))
 
-    def compare_configs(self) -> str | None:
-        """Say which keys the ranks resolved differently, once, as soon as every rank has written its config."""
+    def compare_configs(self) -> bool:
+        """Compare what the ranks resolved, once, as soon as every rank has written it; return whether it differs."""
         files = [self.paths.resolved_config(rank) for rank in range(self.plan.nproc)]
         if self.compared or not all(map(os.path.exists, files)):
-            return None
+            return False
         self.compared = True
         differing = _differing_keys(files)
-        return f"the ranks' configs differ in {', '.join(differing)}" if differing else None
+        if differing:
+            self.difference = f"the ranks' configs differ in {', '.join(differing)}"
+        return bool(differing)
 
     def met_port_clash(self) -> bool:
         """Return whether rank 0 found its port taken."""
