@@ -29,19 +29,6 @@ _SEED_VARIABLE = "PL_GLOBAL_SEED"
 
 
 @dataclass(frozen=True)
-class BaseEnvironment:
-    """What all ranks of a batch start from.
-
-    Attributes:
-        variables: The launching process's environment without the traces of other launchers.
-        omp_num_threads: Threads for a rank whose user has not chosen.
-    """
-
-    variables: Mapping[str, str]
-    omp_num_threads: int
-
-
-@dataclass(frozen=True)
 class GroupEnvironment:
     """What the variables of one job's ranks are made from.
 
@@ -96,11 +83,11 @@ def ignored_rendezvous(inherited: Mapping[str, str]) -> list[str]:
     return [name for name in ("MASTER_ADDR", "MASTER_PORT") if name in inherited]
 
 
-def group_environment(base: BaseEnvironment, env_set: Mapping[str, str], group: GroupEnvironment) -> dict[str, str]:
+def group_environment(base: Mapping[str, str], env_set: Mapping[str, str], group: GroupEnvironment) -> dict[str, str]:
     """Return the variables common to all ranks of a job.
 
     Args:
-        base: What all ranks start from.
+        base: What `scrub` and `with_omp_threads` return.
         env_set: The job's `hydra.job.env_set`, with `env_copy` merged in as Hydra does.
         group: What the job's variables are made from.
 
@@ -113,9 +100,8 @@ def group_environment(base: BaseEnvironment, env_set: Mapping[str, str], group: 
             f"which gives this job the devices {','.join(group.devices)} of its pool (hydra.launcher.devices). "
             f"Remove the one from hydra.job.env_set, or set hydra.launcher.devices=[]."
         )
-    environment = {**base.variables, **env_set}
+    environment = {**base, **env_set}
     defaults = {
-        "OMP_NUM_THREADS": str(base.omp_num_threads),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "PYTHONUNBUFFERED": "1",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -183,9 +169,18 @@ def refuse_as_rank(environ: Mapping[str, str]) -> None:
             )
 
 
-def omp_threads(base: Mapping[str, str], chosen: int | None, cores: int, ranks_at_once: int) -> int:
-    """Return OMP_NUM_THREADS for ranks: the option, else the user's value, else an equal share of the cores."""
-    inherited = base.get("OMP_NUM_THREADS", "")
-    if chosen is None and inherited.isdecimal():
-        return int(inherited)
-    return chosen or max(1, cores // max(1, ranks_at_once))
+def with_omp_threads(
+    environment: Mapping[str, str], chosen: int | None, cores: int, ranks_at_once: int
+) -> dict[str, str]:
+    """Return the environment with OMP_NUM_THREADS: the option, else the user's value, else a share of the cores.
+
+    Args:
+        environment: What ranks start from.
+        chosen: The option `omp_num_threads`.
+        cores: Processor cores that may be used.
+        ranks_at_once: The most ranks that run at once.
+    """
+    if chosen is None and environment.get("OMP_NUM_THREADS"):
+        return dict(environment)
+    threads = chosen or max(1, cores // max(1, ranks_at_once))
+    return {**environment, "OMP_NUM_THREADS": str(threads)}

@@ -57,13 +57,15 @@ class Batch:
                 f"hydra.launcher.master_port={settings.master_port} is one port, but {self._at_once} jobs run at once. "
                 "Leave it null, or set hydra.launcher.max_parallel_jobs=1."
             )
-        variables = _environment.scrub(os.environ, _process.start_environment())
-        ranks_at_once = self._at_once * nproc
-        omp = _environment.omp_threads(variables, settings.omp_num_threads, _process.usable_cores(), ranks_at_once)
-        self._base = _environment.BaseEnvironment(variables, omp)
+        self._base = _environment.with_omp_threads(
+            _environment.scrub(os.environ, _process.start_environment()),
+            settings.omp_num_threads,
+            _process.usable_cores(),
+            self._at_once * nproc,
+        )
         sets = f", devices {' '.join(map(str, pool.ids))}" if pool.ids else ""
         _log.info(
-            "Launching %d jobs, %d at a time, %d ranks each%s, OMP_NUM_THREADS=%d",
+            "Launching %d jobs, %d at a time, %d ranks each%s, OMP_NUM_THREADS=%s",
             len(job_overrides), self._at_once, nproc, sets, omp,
         )  # fmt: skip
 
@@ -207,10 +209,15 @@ class Batch:
             )
 
     def _ask_for_keeper(self, number: int) -> tuple[SpawnerLink, Channel]:
-        if self._spawner is None or self._spawner.lost:
-            self._spawner = SpawnerLink()
-            self._selector.register(self._spawner, selectors.EVENT_READ, self._spawner)
-        return self._spawner, Channel(self._spawner.start_keeper(number))
+        while True:
+            if self._spawner is None or self._spawner.lost:
+                self._spawner = SpawnerLink()
+                self._selector.register(self._spawner, selectors.EVENT_READ, self._spawner)
+            try:
+                return self._spawner, Channel(self._spawner.start_keeper(number))
+            except OSError:
+                # It was killed since we heard from it. Its jobs go on; this one gets a new spawner.
+                _log.debug("The spawner is gone; starting another")
 
     # Watching
 

@@ -114,7 +114,7 @@ def _callbacks(sweep: Sweep) -> bytes | None:
 
 
 def write_job(
-    sweep: Sweep, job: PlannedJob, lease: tuple[str, ...], port: ReservedPort, base: _environment.BaseEnvironment
+    sweep: Sweep, job: PlannedJob, lease: tuple[str, ...], port: ReservedPort, base: Mapping[str, str]
 ) -> tuple[_files.JobPaths, GroupSpec]:
     """Write what the ranks read into the run directory and return what a keeper needs.
 
@@ -156,7 +156,7 @@ def write_job(
         outcome_files=tuple(paths.outcome(rank) for rank in ranks),
         limits=sweep.settings.limits,
     )
-    _files.write_text(paths.facts, json.dumps(_facts(job, spec, base.variables), indent=2) + "\n")
+    _files.write_text(paths.facts, json.dumps(_facts(job, spec, os.environ), indent=2) + "\n")
     return paths, spec
 
 
@@ -165,11 +165,11 @@ def _sweep_dir(config: DictConfig) -> str:
         return os.path.abspath(str(config.hydra.sweep.dir))
 
 
-def _facts(job: PlannedJob, spec: GroupSpec, base: Mapping[str, str]) -> dict[str, object]:
-    """Return what is worth knowing about a job; of the environment, what differs from the launching process's."""
+def _facts(job: PlannedJob, spec: GroupSpec, ours: Mapping[str, str]) -> dict[str, object]:
+    """Return what is worth knowing about a job; of the environment, what differs from `ours`."""
 
     def shown(environment: Mapping[str, str]) -> dict[str, str]:
-        changed = {name: value for name, value in environment.items() if base.get(name) != value}
+        changed = {name: value for name, value in environment.items() if ours.get(name) != value}
         return {name: f"${name}" if _SECRET.search(name) else value for name, value in sorted(changed.items())}
 
     return {
@@ -180,5 +180,6 @@ def _facts(job: PlannedJob, spec: GroupSpec, base: Mapping[str, str]) -> dict[st
         "argv": list(spec.argv),
         "cwd": spec.cwd,
         "environment": shown(spec.environment),
+        "environment_removed": sorted(name for name in ours if name not in spec.environment),
         "rank_environments": [shown(own) for own in spec.rank_environments],
     }

@@ -23,6 +23,8 @@ from ._keeper import keep_job
 _BOOTSTRAP = (
     "import sys; sys.path.append(sys.argv[1]); from {package} import _spawner; _spawner.main(*map(int, sys.argv[2:]))"
 )
+# Seconds for a spawner without keepers to end.
+_END_S = 5.0
 # Launcher to spawner: number of a job, with the descriptor of its keeper's socket. Back: that number, exit code.
 _JOB = struct.Struct("!q")
 _ENDED = struct.Struct("!qi")
@@ -98,9 +100,13 @@ class SpawnerLink:
         return reports
 
     def close(self) -> None:
-        """Let the spawner end; it does so when its last keeper has."""
+        """Let the spawner end; it does so when its last keeper has. One that does not is killed: it owns nothing."""
         self._sock.close()
-        self._process.wait()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 def main(descriptor: int, launcher: int) -> None:
