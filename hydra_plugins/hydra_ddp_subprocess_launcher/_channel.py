@@ -43,7 +43,8 @@ class Channel:
             except BlockingIOError:
                 return
             except OSError:
-                self.lost = True
+                # The peer is gone, but what it said last may wait to be read: `receive` notices the end.
+                self._outgoing.clear()
                 return
             del self._outgoing[:sent]
 

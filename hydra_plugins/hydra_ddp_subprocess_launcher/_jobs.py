@@ -66,7 +66,7 @@ class Batch:
         sets = f", devices {' '.join(map(str, pool.ids))}" if pool.ids else ""
         _log.info(
             "Launching %d jobs, %d at a time, %d ranks each%s, OMP_NUM_THREADS=%s",
-            len(job_overrides), self._at_once, nproc, sets, omp,
+            len(job_overrides), self._at_once, nproc, sets, self._base["OMP_NUM_THREADS"],
         )  # fmt: skip
 
     def run(self) -> list[JobResult]:
