@@ -1,0 +1,338 @@
+"""How a program was started becomes the command that starts it again, and overrides survive the way there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from hydra_plugins.hydra_ddp_subprocess_launcher import _program
+from hydra_plugins.hydra_ddp_subprocess_launcher._errors import StartError
+from hydra_plugins.hydra_ddp_subprocess_launcher._program import ProcessStart, Program
+
+PYTHON = "/usr/bin/python3"
+ODD_OVERRIDES = (
+    "lr=0.1",
+    "s='a b'",
+    'q="it\'s"',
+    "+a.b=[1,{c:2}]",
+    "t=${now:%Y}",
+    "esc=\\'x\\\\",
+    "p=100%",
+    "nl=a\nb\tc",
+    "u=ünïcode €",
+    "bytes=\udcff\udc80",
+    "~gone",
+    "k=v w  x",
+    "e=",
+    "nul=\0",
+)
+
+
+def started(folder: Path, *typed: str, **changes: Any) -> ProcessStart:
+    """Return the start of `python <typed>` in a folder; the first element is the script."""
+    values: dict[str, Any] = {
+        "executable": PYTHON,
+        "interpreter_flags": (),
+        "orig_argv": (PYTHON, *typed),
+        "argv": typed,
+        "main_file": os.path.join(folder, typed[0]) if typed else None,
+        "spec_name": None,
+        "spec_origin": None,
+        "sys_path": (),
+        "cwd": str(folder),
+    }
+    return ProcessStart(**{**values, **changes})
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with a script, a package with a module and a `__main__`, and a folder that is a program."""
+    for name in ("app.py", "sub/app.py", "pkg/__init__.py", "pkg/mod.py", "pkg/__main__.py", "dir/__main__.py"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize("script", ["app.py", "./app.py", "sub/app.py", "dir", "sub/../app.py"])
+def test_a_script(project: Path, script: str) -> None:
+    """A script or folder runs again by its absolute path, in the folder where it was started."""
+    main_file = os.path.join(project, script, *(["__main__.py"] if script == "dir" else []))
+    start = started(project, script, "-m", "lr=1", main_file=main_file)
+    path = os.path.join(project, script)
+    assert _program.find_program(start) == Program((PYTHON, path), str(project), path)
+
+
+@pytest.mark.parametrize("script", ["app.py", "./app.py", "sub/app.py", "dir"])
+def test_a_chdir_does_not_lose_the_script(project: Path, tmp_path_factory: pytest.TempPathFactory, script: str) -> None:
+    """A program that changed its directory at import runs again in the one where it was started."""
+    main_file = os.path.join(project, script, *(["__main__.py"] if script == "dir" else []))
+    start = started(project, script, main_file=main_file, cwd=str(tmp_path_factory.mktemp("elsewhere")))
+    path = os.path.join(project, script)
+    assert _program.find_program(start) == Program((PYTHON, path), str(project), path)
+
+
+def test_a_script_in_the_root_folder(project: Path) -> None:
+    """A start in `/` is no special case."""
+    script = str(project / "app.py").lstrip("/")
+    start = started(Path("/"), script, main_file=f"//{script}", cwd=str(project))
+    assert _program.find_program(start) == Program((PYTHON, f"/{script}"), "/", f"/{script}")
+
+
+def test_an_absolute_script(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """An absolute path needs no folder; ranks then start where the process is."""
+    elsewhere = str(tmp_path_factory.mktemp("elsewhere"))
+    script = str(project / "app.py")
+    start = started(project, script, cwd=elsewhere)
+    assert _program.find_program(start) == Program((PYTHON, script), elsewhere, script)
+
+
+def test_interpreter_flags(project: Path) -> None:
+    """The interpreter's flags are given again, before the script."""
+    start = started(
+        project,
+        "app.py",
+        interpreter_flags=("-O", "-Xdev"),
+        orig_argv=(PYTHON, "-O", "-Xdev", "app.py", "lr=1"),
+        argv=("app.py", "lr=1"),
+    )
+    assert _program.find_program(start).command == (PYTHON, "-O", "-Xdev", str(project / "app.py"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "spec_name", "file", "module"),
+    [
+        (("-m", "pkg.mod"), "pkg.mod", "pkg/mod.py", "pkg.mod"),
+        (("-mpkg.mod",), "pkg.mod", "pkg/mod.py", "pkg.mod"),
+        (("-m", "pkg"), "pkg.__main__", "pkg/__main__.py", "pkg"),
+        (("-m", "app"), "app", "app.py", "app"),
+    ],
+)
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_module(
+    project: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    typed: tuple[str, ...],
+    spec_name: str,
+    file: str,
+    module: str,
+    moved: bool,
+) -> None:
+    """`-m name` runs again as `-m name`, in the folder that `-m` put on `sys.path`, also after a chdir."""
+    path = str(project / file)
+    start = started(
+        project,
+        orig_argv=(PYTHON, *typed, "-m", "lr=1"),
+        argv=(path, "-m", "lr=1"),
+        main_file=path,
+        spec_name=spec_name,
+        spec_origin=path,
+        sys_path=(str(project),),
+        cwd=str(tmp_path_factory.mktemp("elsewhere") if moved else project),
+    )
+    assert _program.find_program(start) == Program((PYTHON, "-m", module), str(project), path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sys_path"),
+    [(("-P",), "root"), (("-I",), "root"), ((), "cwd"), ((), None)],
+    ids=["-P", "-I", "cwd on the path", "installed"],
+)
+def test_a_module_found_elsewhere(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, flags: tuple[str, ...], sys_path: str | None
+) -> None:
+    """A module that `-m` did not find by the working directory leaves that directory as it is."""
+    cwd = str(tmp_path_factory.mktemp("cwd"))
+    path = str(project / "app.py")
+    start = started(
+        project,
+        orig_argv=(PYTHON, *flags, "-m", "app"),
+        argv=(path,),
+        interpreter_flags=flags,
+        spec_name="app",
+        spec_origin=path,
+        sys_path={"root": (str(project),), "cwd": (cwd, str(project)), None: ()}[sys_path],
+        cwd=cwd,
+    )
+    assert _program.find_program(start) == Program((PYTHON, *flags, "-m", "app"), cwd, path)
+
+
+@pytest.mark.parametrize(
+    ("spec_name", "origin"),
+    [("cProfile", "/usr/lib/python3/cProfile.py"), ("__main__", "app.py"), ("app", None)],
+    ids=["profiler", "folder or zip", "no origin"],
+)
+def test_a_spec_that_is_not_the_programs(project: Path, spec_name: str, origin: str | None) -> None:
+    """Under a profiler, tracer or debugger, and for a zip, the script is run, not the module of `__spec__`."""
+    start = started(
+        project,
+        "app.py",
+        orig_argv=(PYTHON, "-m", "cProfile", "app.py", "lr=1"),
+        argv=("app.py", "lr=1"),
+        main_file="/usr/lib/python3/cProfile.py",
+        spec_name=spec_name,
+        spec_origin=origin and os.path.join(project, origin),
+    )
+    assert _program.find_program(start).command == (PYTHON, str(project / "app.py"))
+
+
+def test_a_module_reached_by_a_link(project: Path) -> None:
+    """A program that was found through a symbolic link is still the module that it is."""
+    link = project / "link"
+    link.symlink_to(project / "pkg")
+    start = started(
+        project,
+        orig_argv=(PYTHON, "-m", "pkg.mod"),
+        argv=(str(link / "mod.py"),),
+        spec_name="pkg.mod",
+        spec_origin=str(project / "pkg" / "mod.py"),
+        sys_path=(str(project),),
+    )
+    assert _program.find_program(start).command == (PYTHON, "-m", "pkg.mod")
+
+
+def test_a_script_that_is_gone(project: Path) -> None:
+    """A script that cannot be found is an error that names the path and the ways out."""
+    with pytest.raises(StartError, match=rf"there is no {project}/gone\.py\..*entry=function"):
+        _program.find_program(started(project, "gone.py"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "argv", "own"),
+    [
+        (("lr=1", "-m"), ("lr=1", "-m"), ()),
+        (("--data", "/d", "lr=1"), ("lr=1",), ("--data", "/d")),
+        (("lr=1", "--fast", "-m", "--seed=3"), ("lr=1", "-m"), ("--fast", "--seed=3")),
+        (("a=1", "-v", "a=1", "-v"), ("a=1", "-v"), ("a=1", "-v")),
+        (("lr=1",), ("lr=1", "--multirun"), ()),
+        (("lr=1",), ("-m", "hydra.mode=MULTIRUN", "lr=1"), ()),
+        (("lr=1",), ("lr=1", "hydra/launcher=ddp_subprocess", "+hydra.launcher.nproc_per_node=2"), ()),
+        (("-m",), (), ("-m",)),
+    ],
+)
+def test_arguments_of_the_script(project: Path, typed: tuple[str, ...], argv: tuple[str, ...], own: tuple[str]) -> None:
+    """What the script took out of `sys.argv` is given to it again, in order; harmless additions are not."""
+    start = started(project, "app.py", orig_argv=(PYTHON, "app.py", *typed), argv=("app.py", *argv))
+    assert _program.find_program(start).command == (PYTHON, str(project / "app.py"), *own)
+
+
+@pytest.mark.parametrize(
+    "added", ["lr=0.1", "+x=1", "--config-name=other", "hydra.sweeper.n=3", "hydra/sweeper=basic", "hydra.mode=RUN"]
+)
+def test_an_argument_that_the_script_added(project: Path, added: str) -> None:
+    """What the script would add again, to a rank's command, is refused by name."""
+    start = started(project, "app.py", orig_argv=(PYTHON, "app.py", "lr=1"), argv=("app.py", "lr=1", added))
+    with pytest.raises(StartError, match=r"The program added .* to sys\.argv") as caught:
+        _program.find_program(start)
+    assert repr(added) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"pytest": True}, "pytest"),
+        ({"ipython": True}, "IPython"),
+        ({"hydra_main": False}, "not `hydra.main`"),
+        ({"argv": ("-c",)}, "python -c"),
+        ({"argv": ()}, "python -c"),
+        ({"argv": ("",)}, "standard input"),
+        ({"argv": ("-",)}, "standard input"),
+    ],
+)
+def test_missing_program_reason(tmp_path: Path, changes: dict[str, Any], reason: str | None) -> None:
+    """There is a program to run again unless the sweep came from a test, a notebook, a string or a plain call."""
+    start = started(tmp_path, "app.py", argv=changes.pop("argv", ("app.py",)))
+    found = _program.missing_program_reason(start, **{"pytest": False, "ipython": False, "hydra_main": True, **changes})
+    assert found is None if reason is None else reason in (found or "")
+
+
+# Anything that a command line can hold: text, and bytes that are no UTF-8, as Python shows them.
+characters = st.characters(exclude_categories=["Cs"]) | st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF)
+override_strings = st.text(characters, min_size=1).map(lambda text: os.fsdecode(os.fsencode(text)))
+
+
+@given(st.lists(override_strings))
+@example(list(ODD_OVERRIDES))
+def test_overrides_come_back(overrides: list[str]) -> None:
+    """Encoding is inverted by decoding, whatever the overrides hold."""
+    encoded = _program.encode_overrides(overrides)
+    assert encoded is not None
+    assert _program.decode_overrides(encoded) == tuple(overrides)
+
+
+@given(st.lists(override_strings, max_size=4), override_strings)
+@example(list(ODD_OVERRIDES), "/runs/it's 100% \udcff/${x}")
+@settings(max_examples=50, deadline=None)
+def test_a_command_passes_hydras_grammar(overrides: list[str], run_dir: str) -> None:
+    """Both values reach the rank's sweeper as they are when Hydra parses the rank's command."""
+    command = _program.program_command((), Program((PYTHON, "app.py"), "/", "app.py"), (), run_dir, overrides)
+    parsed = OverridesParser.create().parse_overrides(list(command[-2:]))
+    values = {override.key_or_group: str(override.value()) for override in parsed}
+    assert _program.decode(values["hydra.sweeper.run_dir"]) == run_dir
+    assert _program.decode_overrides(values["hydra.sweeper.overrides"]) == tuple(overrides)
+
+
+def test_common_overrides_stay_readable() -> None:
+    """What people write most is to be read in `ps` as it was written."""
+    overrides = ("lr=0.1", "model=cnn", "+trainer.devices=[0,1]", "~x", "db@pkg=a", "m=a-b_c", "a.b/c=x:y")
+    assert _program.encode_overrides(overrides) == " ".join(overrides)
+
+
+@pytest.mark.parametrize(("length", "shown"), [(64 * 1024, True), (64 * 1024 + 1, False)])
+def test_overrides_that_are_too_long(length: int, shown: bool) -> None:
+    """Above 64 KiB the overrides are left out of both commands; the run directory stays."""
+    overrides = ("x" * length,)
+    start = started(Path("/"), "app.py")
+    for command in (
+        _program.program_command((), Program((PYTHON,), "/", ""), (), "/run", overrides),
+        _program.function_command((), start, "pkg._rank", "/run", overrides),
+    ):
+        assert any("overrides=" in part for part in command) is shown
+        assert any("run_dir=" in part and "/run" in part for part in command)
+
+
+def test_the_command_of_a_program() -> None:
+    """Wrapper, program, config flags, the rank's config and the two values stand in this order."""
+    program = Program((PYTHON, "-O", "-m", "pkg", "--own"), "/start", "/start/pkg/__main__.py")
+    assert _program.program_command(
+        ("nsys", "profile"), program, ("--config-dir", "/conf dir"), "/run dir/0", ["lr=0.1", "s='a b'"]
+    ) == (
+        *("nsys", "profile", PYTHON, "-O", "-m", "pkg", "--own", "--config-dir", "/conf dir"),
+        *("--config-name", "ddp_rank"),
+        "hydra.sweeper.run_dir='/run%20dir/0'",
+        "hydra.sweeper.overrides='lr=0.1 s=%27a%20b%27'",
+    )
+
+
+def test_the_command_of_a_function() -> None:
+    """Without a program, the rank module of this package runs under the same interpreter and flags."""
+    start = started(Path("/"), "app.py", interpreter_flags=("-O",))
+    assert _program.function_command(("strace", "-f"), start, "pkg._rank", "/run dir", ["a=1", "b=2"]) == (
+        *("strace", "-f", PYTHON, "-O", "-m", "pkg._rank"),
+        "run_dir=/run%20dir",
+        "overrides=a=1 b=2",
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "flags"),
+    [
+        (["-m", "lr=1,2"], []),
+        (["-m", "--config-name", "other", "-cn", "third"], []),
+        (["--config-dir", "conf dir", "lr=1"], ["--config-dir", "conf dir"]),
+        (["--config-dir=conf"], ["--config-dir", "conf"]),
+        (["-cd", "conf", "-cp", "../path"], ["--config-path", "../path", "--config-dir", "conf"]),
+        (["-m", "--package", "x", "lr=1", "-cd", "late"], ["--config-dir", "late"]),
+    ],
+)
+def test_config_flags(argv: list[str], flags: list[str]) -> None:
+    """Where the user's configs lie is passed on; which primary config is not, as a rank has its own."""
+    assert _program.config_flags(argv, get_args_parser()) == flags

@@ -1,0 +1,182 @@
+"""Options become settings, or one error that names the key, the value and what is valid."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from hydra_plugins.hydra_ddp_subprocess_launcher._choices import Entry, OnCodeChange, OnConfigDifference
+from hydra_plugins.hydra_ddp_subprocess_launcher._errors import OptionError
+from hydra_plugins.hydra_ddp_subprocess_launcher._settings import LaunchSettings, read_nproc, read_settings
+from hydra_plugins.hydra_ddp_subprocess_launcher._specs import Limits
+from hydra_plugins.hydra_ddp_subprocess_launcher.config import DDPSubprocessLauncherConf
+
+OPTIONS = [option.name for option in fields(DDPSubprocessLauncherConf) if option.name != "_target_"]
+
+
+def options(**changes: Any) -> dict[str, Any]:
+    """Return the options as Hydra hands them over, some of them changed."""
+    defaults = OmegaConf.to_container(OmegaConf.structured(DDPSubprocessLauncherConf), resolve=True)
+    assert isinstance(defaults, dict)
+    return {**{str(name): value for name, value in defaults.items()}, **changes}
+
+
+def test_defaults() -> None:
+    """The defaults of the dataclass are usable, and each means what its comment says."""
+    assert read_settings(options()) == LaunchSettings(
+        nproc_per_node=None,
+        devices=None,
+        device_env_var="CUDA_VISIBLE_DEVICES",
+        max_parallel_jobs=None,
+        omp_num_threads=None,
+        master_addr=None,
+        master_port=None,
+        limits=Limits(grace_period_s=15.0, timeout_s=None, exit_timeout_s=None),
+        wrapper=(),
+        entry=Entry.auto,
+        tee_ranks=(0,),
+        check_config=None,
+        code_changed=OnCodeChange.warn,
+        allow_nested=False,
+    )
+
+
+def test_every_option_is_read() -> None:
+    """No option of the dataclass is forgotten on the way to the settings."""
+    settings = {field.name for field in fields(LaunchSettings)} | {"timeout_min", "exit_timeout_s", "grace_period_s"}
+    assert set(OPTIONS) == settings - {"limits"}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "read"),
+    [
+        ("nproc_per_node", 2, 2),
+        ("nproc_per_node", "2", 2),
+        ("nproc_per_node", " 2 ", 2),
+        ("nproc_per_node", "auto", None),
+        ("devices", [], ()),
+        ("devices", ["0", "1"], ("0", "1")),
+        ("devices", [0, 1], ("0", "1")),
+        ("devices", [" GPU-8a5b ", "MIG-x"], ("GPU-8a5b", "MIG-x")),
+        ("device_env_var", "HIP_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+        ("max_parallel_jobs", 3, 3),
+        ("omp_num_threads", 1, 1),
+        ("master_addr", "127.0.0.1", "127.0.0.1"),
+        ("master_port", 1, 1),
+        ("master_port", 65535, 65535),
+        ("wrapper", ["nsys", "profile"], ("nsys", "profile")),
+        ("entry", "function", Entry.function),
+        ("entry", Entry.script, Entry.script),
+        ("tee_ranks", "all", None),
+        ("tee_ranks", [], ()),
+        ("tee_ranks", [2, 0, 2], (0, 2)),
+        ("check_config", "error", OnConfigDifference.error),
+        ("check_config", OnConfigDifference.warn, OnConfigDifference.warn),
+        ("code_changed", "ignore", OnCodeChange.ignore),
+        ("allow_nested", True, True),
+    ],
+)
+def test_a_good_value(name: str, given: Any, read: Any) -> None:
+    """A value that can be used comes out in one form, whether a config or an interpolation gave it."""
+    assert getattr(read_settings(options(**{name: given})), name) == read
+
+
+@pytest.mark.parametrize(
+    ("given", "limits"),
+    [
+        ({"timeout_min": 1.5}, Limits(15.0, 90.0, None)),
+        ({"exit_timeout_s": 0}, Limits(15.0, None, 0.0)),
+        ({"exit_timeout_s": 7}, Limits(15.0, None, 7.0)),
+        ({"grace_period_s": 0}, Limits(0.0, None, None)),
+        ({"grace_period_s": 0.5, "timeout_min": 1, "exit_timeout_s": 2.5}, Limits(0.5, 60.0, 2.5)),
+    ],
+)
+def test_limits(given: dict[str, Any], limits: Limits) -> None:
+    """The three time limits come out in seconds."""
+    assert read_settings(options(**given)).limits == limits
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "valid"),
+    [
+        ("nproc_per_node", 0, "auto, or a whole number from 1 up"),
+        ("nproc_per_node", -1, "auto"),
+        ("nproc_per_node", 1.5, "whole number"),
+        ("nproc_per_node", True, "whole number"),
+        ("nproc_per_node", None, "auto"),
+        ("nproc_per_node", "gpu", "auto"),
+        ("nproc_per_node", [2], "auto"),
+        ("devices", "0,1", "null, or a list of ids such as [0,1]"),
+        ("devices", 2, "a list of ids"),
+        ("devices", ["0,1"], "one id an element"),
+        ("devices", [""], "one id an element"),
+        ("devices", ["0", " 0"], "no id stands twice"),
+        ("device_env_var", "", "the name of an environment variable"),
+        ("device_env_var", "A=B", "the name of an environment variable"),
+        ("device_env_var", "A\0B", "the name of an environment variable"),
+        ("device_env_var", None, "the name of an environment variable"),
+        ("max_parallel_jobs", 0, "null, or a whole number from 1 up"),
+        ("max_parallel_jobs", "many", "whole number"),
+        ("omp_num_threads", -2, "null, or a whole number from 1 up"),
+        ("master_addr", "", "null, or an address"),
+        ("master_addr", "  ", "null, or an address"),
+        ("master_port", 0, "null, or a whole number from 1 to 65535"),
+        ("master_port", 65536, "from 1 to 65535"),
+        ("timeout_min", 0, "null, or a number above 0"),
+        ("timeout_min", -1, "null, or a number above 0"),
+        ("timeout_min", float("nan"), "a number above 0"),
+        ("timeout_min", float("inf"), "a number above 0"),
+        ("timeout_min", "1h", "a number above 0"),
+        ("exit_timeout_s", -0.1, "null, or a number from 0"),
+        ("exit_timeout_s", True, "a number from 0"),
+        ("grace_period_s", None, "a number from 0"),
+        ("grace_period_s", -1, "a number from 0"),
+        ("wrapper", "nsys profile", "a list of strings"),
+        ("wrapper", ["nsys", 3], "a list of strings"),
+        ("entry", "program", "auto, script, function"),
+        ("tee_ranks", "none", "all, or a list of ranks such as [0]"),
+        ("tee_ranks", [-1], "a list of ranks"),
+        ("tee_ranks", [True], "a list of ranks"),
+        ("tee_ranks", 0, "a list of ranks"),
+        ("check_config", "off", "warn, error"),
+        ("check_config", False, "warn, error"),
+        ("code_changed", None, "warn, fail, ignore"),
+        ("allow_nested", "yes", "true, false"),
+        ("allow_nested", 1, "true, false"),
+    ],
+)
+def test_a_bad_value(name: str, given: Any, valid: str) -> None:
+    """A value that cannot be used is one error with the key, the value and what is valid."""
+    start = re.escape(f"hydra.launcher.{name}={given!r} cannot be used. Valid: ")
+    with pytest.raises(OptionError, match=f"^{start}.*{re.escape(valid)}.*\\.$"):
+        read_settings(options(**{name: given}))
+
+
+def test_an_unknown_option() -> None:
+    """`+hydra.launcher.bogus=1` passes Hydra, so we name it, and every valid option beside it."""
+    with pytest.raises(OptionError) as caught:
+        read_settings(options(bogus=1))
+    assert str(caught.value) == (f"Unknown option hydra.launcher.bogus. Valid options: {', '.join(sorted(OPTIONS))}.")
+
+
+def test_keys_of_instantiate_are_no_options() -> None:
+    """What Hydra's `instantiate` reads may stand among the options."""
+    assert read_settings(options(_recursive_=False, _convert_="all")) == read_settings(options())
+
+
+@pytest.mark.parametrize(("given", "read"), [("auto", None), (1, 1), ("4", 4)])
+def test_nproc_of_a_job(given: Any, read: int | None) -> None:
+    """A job's own config gives the number of ranks by the same rule as the sweep's."""
+    assert read_nproc(given) == read
+
+
+@pytest.mark.parametrize("kind", [Entry, OnCodeChange, OnConfigDifference])
+def test_no_word_is_a_yaml_boolean(kind: type[Entry]) -> None:
+    """A word of an option stays a word in YAML, unlike `off`, and is its member's name, which Hydra compares."""
+    for choice in kind:
+        assert yaml.safe_load(str(choice.value)) == choice.value == choice.name
