@@ -37,7 +37,8 @@ class GroupEnvironment:
         master_addr: Address at which rank 0 listens.
         master_port: Port at which rank 0 listens.
         run_id: Name of this attempt, unique on the machine.
-        restart_count: Restarts before this attempt.
+        attempt: Starts of the job before this one, for whatever reason.
+        restart_count: Restarts after a failure (`max_restarts`) before this attempt.
         max_restarts: Restarts the job may have in all.
         devices: Ids of the job's devices; None: leave the visible-devices variable as it is.
         device_env_var: Name of the visible-devices variable.
@@ -51,6 +52,7 @@ class GroupEnvironment:
     master_addr: str
     master_port: int
     run_id: str
+    attempt: int
     restart_count: int
     max_restarts: int
     devices: tuple[str, ...] | None
@@ -122,6 +124,7 @@ def group_environment(base: Mapping[str, str], env_set: Mapping[str, str], group
         "TORCHELASTIC_RESTART_COUNT": str(group.restart_count),
         "TORCHELASTIC_MAX_RESTARTS": str(group.max_restarts),
         PAYLOAD_DIGEST: group.payload_digest,
+        "HYDRA_DDP_ATTEMPT": str(group.attempt),
         "HYDRA_DDP_JOB_NUM": str(group.job_num),
         "HYDRA_DDP_SWEEP_DIR": group.sweep_dir,
     }

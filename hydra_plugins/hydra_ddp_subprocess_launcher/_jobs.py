@@ -12,12 +12,12 @@ from collections import deque
 from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
-from . import _environment, _keeper, _process, _results, _sources
+from . import _environment, _keeper, _machine, _results, _signals
 from ._channel import Channel
-from ._choices import OnCodeChange, OnConfigDifference
+from ._choices import OnConfigDifference
 from ._errors import JobFailedError, LauncherError, OptionError, StartError
 from ._logs import terminal
-from ._plan import PlannedJob, plan_job, write_job
+from ._plan import Attempt, Place, PlannedJob, plan_job, write_job
 from ._port import reserve_port
 from ._report import JobResult, duration, override_line
 from ._results import Verdict
@@ -28,6 +28,8 @@ from ._spawner import SpawnerLink
 _log = logging.getLogger(__name__)
 # Seconds between two looks at rank logs that are shown, and at configs that are compared.
 _LOOK_INTERVAL_S = 0.1
+# Seconds between two looks at keepers that may have stopped answering.
+_INSIST_INTERVAL_S = 1.0
 
 
 class Batch:
@@ -48,7 +50,6 @@ class Batch:
         self._results: dict[int, JobResult] = {}
         self._spawner: SpawnerLink | None = None
         self._stopped_by: int | None = None
-        self._said_changed: set[str] = set()
         settings, pool = sweep.settings, sweep.pool
         nproc = pool.nproc(settings.nproc_per_node)
         self._at_once = pool.most_jobs(nproc, settings.max_parallel_jobs)
@@ -58,9 +59,9 @@ class Batch:
                 "Leave it null, or set hydra.launcher.max_parallel_jobs=1."
             )
         self._base = _environment.with_omp_threads(
-            _environment.scrub(os.environ, _process.start_environment()),
+            _environment.scrub(os.environ, _machine.start_environment()),
             settings.omp_num_threads,
-            _process.usable_cores(),
+            _machine.usable_cores(),
             self._at_once * nproc,
         )
         sets = f", devices {' '.join(map(str, pool.ids))}" if pool.ids else ""
@@ -76,8 +77,8 @@ class Batch:
             KeyboardInterrupt: after Ctrl-C, when every rank is gone.
             SystemExit: after SIGTERM or SIGHUP, likewise, unless a handler that was there before decides otherwise.
         """
-        signals = (*_process.STOP_SIGNALS, *_process.FORWARDED_SIGNALS)
-        with _process.recorded_signals(signals) as arrived, selectors.DefaultSelector() as selector:
+        signals = (*_signals.STOP_SIGNALS, *_signals.FORWARDED_SIGNALS)
+        with _signals.recorded_signals(signals) as arrived, selectors.DefaultSelector() as selector:
             self._selector = selector
             selector.register(arrived.wakeup, selectors.EVENT_READ)
             try:
@@ -102,10 +103,10 @@ class Batch:
 
     def _act_on(self, arrived: list[int]) -> None:
         for number in arrived:
-            if number in _process.FORWARDED_SIGNALS:
+            if number in _signals.FORWARDED_SIGNALS:
                 for job in self._running.values():
                     job.channel.send(_keeper.Forward(number))
-            elif number in _process.STOP_SIGNALS:
+            elif number in _signals.STOP_SIGNALS:
                 self._stop(number)
 
     def _stop(self, number: int) -> None:
@@ -154,16 +155,17 @@ class Batch:
             return False
         self._planned = None
         _log.info("\t#%d : %s", plan.number, override_line(plan.overrides))
-        self._start(plan, lease, retry=False)
+        self._start(plan, lease, Attempt())
         return True
 
-    def _start(self, plan: PlannedJob, lease: tuple[str, ...], *, retry: bool) -> None:
+    def _start(self, plan: PlannedJob, lease: tuple[str, ...], attempt: Attempt) -> None:
         port = None
         try:
             self._refuse_shared_directory(plan)
-            self._refuse_changed_sources()
+            self._sweep.sources.check(self._sweep.settings.code_changed)
             port = reserve_port(self._sweep.settings.master_addr, self._sweep.settings.master_port)
-            paths, spec = write_job(self._sweep, plan, lease, port, self._base)
+            place = Place(lease, port)
+            paths, spec = write_job(self._sweep, plan, attempt, place, self._base)
             link, channel = self._ask_for_keeper(plan.number)
         except (LauncherError, OSError) as error:
             if port is not None:
@@ -175,7 +177,8 @@ class Batch:
             return
         channel.send(spec)
         tees = make_tees(plan, paths, self._sweep.settings.tee_ranks, alone=self._at_once == 1)
-        job = RunningJob(plan, paths, lease, port, link, channel, tees, retry)
+        run_id = spec.environment["TORCHELASTIC_RUN_ID"]
+        job = RunningJob(plan, paths, place, attempt, run_id, spec.limits, link, channel, tees)
         self._running[plan.number] = job
         self._selector.register(channel, selectors.EVENT_READ, job)
         if self._stopped_by is not None:
@@ -189,24 +192,6 @@ class Batch:
                     f"Its run directory {plan.run_dir} is in use by job {number}, which still runs. Give each job one "
                     "of its own (hydra.sweep.subdir), or run one at a time (hydra.launcher.max_parallel_jobs=1)."
                 )
-
-    def _refuse_changed_sources(self) -> None:
-        rule = self._sweep.settings.code_changed
-        if rule is OnCodeChange.ignore:
-            return
-        changed = _sources.changed_sources(self._sweep.sources)
-        if changed and rule is OnCodeChange.fail:
-            raise StartError(
-                f"The code changed since the sweep started: {', '.join(changed)}. Jobs would no longer run the same "
-                "program (hydra.launcher.code_changed=fail)."
-            )
-        new = [file for file in changed if file not in self._said_changed]
-        if new:
-            self._said_changed.update(new)
-            _log.warning(
-                "The code changed since the sweep started: %s. Jobs that start from now on run the new code.",
-                ", ".join(new),
-            )
 
     def _ask_for_keeper(self, number: int) -> tuple[SpawnerLink, Channel]:
         while True:
@@ -222,8 +207,8 @@ class Batch:
     # Watching
 
     def _wait(self, timeout: float | None) -> None:
-        if timeout is None and self._looks_are_due():
-            timeout = _LOOK_INTERVAL_S
+        if timeout is None and self._running:
+            timeout = _LOOK_INTERVAL_S if self._looks_are_due() else _INSIST_INTERVAL_S
         for key in list(self._selector.get_map().values()):
             if isinstance(key.data, RunningJob):
                 write = selectors.EVENT_WRITE if key.data.channel.wants_to_write else 0
@@ -257,6 +242,7 @@ class Batch:
             for tee in job.tees:
                 tee.pump(terminal(), last=job.over)
             self._compare_configs(job)
+            job.insist(time.monotonic())
             if job.over:
                 self._end(job)
 
@@ -271,24 +257,23 @@ class Batch:
     # Ending
 
     def _end(self, job: RunningJob) -> None:
+        job.end_leftovers()
         job.close()
         del self._running[job.plan.number]
         self._compare_configs(job)
         verdict = job.verdict()
+        again = None if self._stopped_by is not None else job.next_attempt(verdict, self._sweep.settings)
         if job.difference and self._sweep.settings.check_config is OnConfigDifference.error:
-            # The ranks may have been done before the difference was seen.
+            # The ranks may have been done before the difference was seen. To start again would not mend it.
             verdict = _results.failed_before_start(JobFailedError(f"{job.difference} (check_config=error)"))
-        if not verdict.completed and self._may_retry(job) and job.met_port_clash():
-            _log.warning("#%d : port %d was taken; starting again on another", job.plan.number, job.port.number)
-            self._start(job.plan, job.lease, retry=True)
+            again = None
+        if again is not None:
+            _log.error("#%d : %s: %s\n%s", job.plan.number, again.why, override_line(job.plan.overrides), verdict.block)
+            self._start(job.plan, job.place.lease, again)
             return
-        self._sweep.pool.give_back(job.lease)
+        self._sweep.pool.give_back(job.place.lease)
         seconds = time.monotonic() - job.began
         self._finish(job.plan.number, job.plan.config, job.plan.run_dir, seconds, verdict)
-
-    def _may_retry(self, job: RunningJob) -> bool:
-        fixed = self._sweep.settings.master_port is not None
-        return not job.retry and not fixed and self._stopped_by is None
 
     def _finish(
         self, number: int, config: DictConfig | None, run_dir: str, seconds: float | None, verdict: Verdict

@@ -11,9 +11,9 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from . import _process
+from . import _process, _signals
 from ._channel import Channel
 from ._rules import Action, GroupRules
 from ._specs import GroupReport, GroupSpec
@@ -25,9 +25,15 @@ _KILL_INTERVAL_S = 0.01
 
 @dataclass(frozen=True)
 class Started:
-    """Keeper to launcher: the ranks run. One pid a rank."""
+    """Keeper to launcher: the ranks run.
 
-    pids: tuple[int, ...]
+    Attributes:
+        keeper: Pid of the keeper.
+        ranks: One pid a rank.
+    """
+
+    keeper: int
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -59,11 +65,11 @@ def keep_job(sock: socket.socket, launcher: int) -> None:
         sock: This keeper's end of the socketpair to the launcher.
         launcher: Pid of the launching process.
     """
-    _process.reset_signals()
+    _signals.reset_signals()
     _process.become_subreaper()
     _process.name_process("ddp-keeper")
     channel = Channel(sock)
-    with _process.recorded_signals([signal.SIGCHLD]) as arrived, selectors.DefaultSelector() as selector:
+    with _signals.recorded_signals([signal.SIGCHLD]) as arrived, selectors.DefaultSelector() as selector:
         selector.register(channel, selectors.EVENT_READ, "launcher")
         selector.register(arrived.wakeup, selectors.EVENT_READ, "signals")
         watch = _process.parent_watch(launcher)
@@ -95,7 +101,7 @@ class _Group:
         spec: GroupSpec,
         channel: Channel,
         selector: selectors.BaseSelector,
-        arrived: _process.RecordedSignals,
+        arrived: _signals.RecordedSignals,
     ) -> None:
         self._spec = spec
         self._channel = channel
@@ -103,6 +109,7 @@ class _Group:
         self._arrived = arrived
         self._rules = GroupRules(spec.nproc, spec.limits, time.monotonic())
         self._rank_of: dict[int, int] = {}
+        self._began_at = time.time()
         self._unstored = set(range(spec.nproc))
 
     def run(self) -> GroupReport:
@@ -113,12 +120,25 @@ class _Group:
             self._reap()
             self._look_for_outcomes()
             action = self._rules.decide(time.monotonic())
-            if action is not Action.WAIT:
-                number = signal.SIGTERM if action is Action.TERMINATE else signal.SIGKILL
-                _process.send_signal(_process.descendants(_process.own_children()), number)
+            self._act(action)
             for line in self._rules.notes(time.monotonic()):
                 self._tell(Note(line))
-        return self._rules.report()
+        return replace(self._rules.report(), began_at=self._began_at)
+
+    def _act(self, action: Action) -> None:
+        if action is Action.DUMP:
+            _signals.dump_stacks(self._running_pids())
+        elif action is Action.TERMINATE:
+            everyone = _process.descendants(_process.own_children())
+            _signals.send_signal(everyone, signal.SIGTERM)
+            # One that is stopped could not obey.
+            _signals.send_signal(everyone, signal.SIGCONT)
+        elif action is Action.KILL:
+            _signals.send_signal(_process.descendants(_process.own_children()), signal.SIGKILL)
+
+    def _running_pids(self) -> list[int]:
+        running = set(self._rules.running)
+        return [pid for pid, rank in self._rank_of.items() if rank in running]
 
     def _start_ranks(self) -> None:
         spec = self._spec
@@ -131,7 +151,7 @@ class _Group:
             self._rank_of[process.pid] = rank
             # Children are reaped all together below; without a return code Popen would wait for this one, too.
             process.returncode = 0
-        self._tell(Started(tuple(self._rank_of)))
+        self._tell(Started(os.getpid(), tuple(self._rank_of)))
 
     def _tell(self, message: object) -> None:
         self._channel.send(message)
@@ -169,8 +189,7 @@ class _Group:
             if isinstance(message, Stop):
                 self._rules.stop_ordered(time.monotonic(), at_once=message.at_once, detail=message.detail)
             elif isinstance(message, Forward):
-                running = set(self._rules.running)
-                _process.send_signal([pid for pid, rank in self._rank_of.items() if rank in running], message.signal)
+                _signals.send_signal(self._running_pids(), message.signal)
 
     def _reap(self) -> None:
         for pid, code in _process.reap():
@@ -182,6 +201,8 @@ class _Group:
 
     def _look_for_outcomes(self) -> None:
         for rank in sorted(self._unstored):
+            if os.path.exists(self._spec.error_files[rank]):
+                self._rules.failure_stored(rank, time.monotonic())
             if os.path.exists(self._spec.outcome_files[rank]):
                 self._unstored.discard(rank)
                 self._rules.outcome_stored(rank, time.monotonic())

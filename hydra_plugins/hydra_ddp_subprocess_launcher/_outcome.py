@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,7 +20,8 @@ def after_exit(stop: SystemExit) -> tuple[Outcome, int]:
         return Outcome(completed=True, note="the job called sys.exit(0): its value is None"), 0
     code = stop.code if isinstance(stop.code, int) else 1
     text = "".join(traceback.format_exception(_without_hydra_frames(stop)))
-    return Outcome(completed=False, summary=f"SystemExit: {stop.code}", traceback=text), code & 0xFF or 1
+    summary = f"SystemExit: {stop.code}"
+    return Outcome(completed=False, summary=summary, traceback=text, failed_at=time.time()), code & 0xFF or 1
 
 
 def outcome_of(job_return: JobReturn, main: Mapping[str, Any] | None, *, with_value: bool) -> tuple[Outcome, int]:
@@ -47,6 +49,7 @@ def failure(
         exception=_attempt(lambda: _rebuildable(error, main)),
         summary=summary,
         traceback=text,
+        failed_at=time.time(),
         remote=remote or None,
     )
 

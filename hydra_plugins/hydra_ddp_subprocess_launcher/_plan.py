@@ -25,6 +25,25 @@ _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
+class Attempt:
+    """Which start of a job this is.
+
+    Attributes:
+        number: Starts before this one, for whatever reason.
+        restarts: Those of them that followed a failure (`max_restarts`).
+        port_clash: Whether one of them followed a port that was taken.
+        unanswered: Those of them that no spawner took up.
+        why: Why this start follows another; empty for the first.
+    """
+
+    number: int = 0
+    restarts: int = 0
+    port_clash: bool = False
+    unanswered: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class PlannedJob:
     """One job, ready to be started.
 
@@ -113,16 +132,29 @@ def _callbacks(sweep: Sweep) -> bytes | None:
         return None
 
 
+@dataclass(frozen=True)
+class Place:
+    """What a job holds while it runs.
+
+    Attributes:
+        lease: Ids of its devices; empty: none.
+        port: Its rendezvous port.
+    """
+
+    lease: tuple[str, ...]
+    port: ReservedPort
+
+
 def write_job(
-    sweep: Sweep, job: PlannedJob, lease: tuple[str, ...], port: ReservedPort, base: Mapping[str, str]
+    sweep: Sweep, job: PlannedJob, attempt: Attempt, place: Place, base: Mapping[str, str]
 ) -> tuple[_files.JobPaths, GroupSpec]:
     """Write what the ranks read into the run directory and return what a keeper needs.
 
     Args:
         sweep: The sweep.
         job: The job.
-        lease: Ids of its devices; empty: none.
-        port: Its rendezvous port.
+        attempt: Which start of it this is.
+        place: Where it runs.
         base: What all ranks start from.
 
     Raises:
@@ -134,12 +166,13 @@ def write_job(
     ranks = range(job.nproc)
     group = _environment.GroupEnvironment(
         nproc=job.nproc,
-        master_addr=port.address,
-        master_port=port.number,
+        master_addr=place.port.address,
+        master_port=place.port.number,
         run_id=f"hydra-ddp-{uuid.uuid4().hex[:12]}-job{job.number}",
-        restart_count=0,
-        max_restarts=0,
-        devices=lease or None,
+        attempt=attempt.number,
+        restart_count=attempt.restarts,
+        max_restarts=sweep.settings.max_restarts,
+        devices=place.lease or None,
         device_env_var=sweep.settings.device_env_var,
         error_files=tuple(paths.error(rank) for rank in ranks),
         payload_digest=_files.write_payload(paths, job.payload),
@@ -154,6 +187,7 @@ def write_job(
         rank_environments=_environment.rank_environments(group),
         log_files=tuple(paths.log(rank) for rank in ranks),
         outcome_files=tuple(paths.outcome(rank) for rank in ranks),
+        error_files=tuple(paths.error(rank) for rank in ranks),
         limits=sweep.settings.limits,
     )
     _files.write_text(paths.facts, json.dumps(_facts(job, spec, os.environ), indent=2) + "\n")

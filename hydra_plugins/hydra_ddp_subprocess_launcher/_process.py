@@ -1,4 +1,4 @@
-"""What is particular to an operating system: sessions, signals, reaping, descendants, prctl. Linux is tested.
+"""Processes: started, named, found, held, reaped. Linux is tested.
 
 The spawner and the keepers import this module, so it imports the standard library only.
 """
@@ -11,23 +11,16 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+from ._signals import send_signal
 
 # From Linux's <sys/prctl.h>.
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()))
-FORWARDED_SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
-
-
-def unsupported_reason() -> str | None:
-    """Return why ranks cannot be launched on this system; None where they can."""
-    if os.name != "posix":
-        return "ddp_subprocess starts ranks by fork and signals, which Windows does not have. Use Linux (WSL 2 works)."
-    return None
 
 
 def _prctl(option: int, argument: int | bytes) -> None:
@@ -66,14 +59,6 @@ def thread_count() -> int:
         return len(os.listdir("/proc/self/task"))
     except OSError:
         return 1
-
-
-def reset_signals() -> None:
-    """Forget handlers and mask that a fork or an exec handed down. Ignored signals (`nohup`) stay ignored."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    for number in (*STOP_SIGNALS, signal.SIGCHLD, *FORWARDED_SIGNALS):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def start_rank(argv: Sequence[str], cwd: str, environment: Mapping[str, str], log_file: str) -> subprocess.Popen[bytes]:
@@ -161,11 +146,29 @@ def own_children() -> list[int]:
     return _child_lookup()(os.getpid())
 
 
-def send_signal(pids: Sequence[int], number: int) -> None:
-    """Send a signal to each process that is still there."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+def kill_marked(name: str, value: str) -> None:
+    """Send SIGKILL to every process of ours that has this variable in its environment, until there is none.
+
+    The last resort: a process may have emptied its environment.
+    """
+    needle = os.fsencode(f"{name}={value}")
+    while found := [pid for pid in _all_pids() if needle in _environment_of(pid)]:
+        send_signal(found, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _all_pids() -> list[int]:
+    try:
+        return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and int(entry) != os.getpid()]
+    except OSError:
+        return []
+
+
+def _environment_of(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []  # It ended, or is somebody else's.
 
 
 def parent_watch(pid: int) -> int | None:
@@ -179,111 +182,27 @@ def parent_watch(pid: int) -> int | None:
         return None
 
 
-def describe_exit(code: int) -> str:
-    """Say an exit code in words: `exit code 3`, `signal 9 (SIGKILL)`."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = "unknown"
-    return f"signal {-code} ({name})"
+class ProcessHandle:
+    """Another process, held so that its number cannot come to mean one that started later.
 
-
-class RecordedSignals:
-    """Signals that arrived, in order, for an event loop to act on.
-
-    Attributes:
-        wakeup: Descriptor that becomes readable when one arrives.
+    Args:
+        pid: Its number, while it is known to run.
     """
 
-    def __init__(self) -> None:
-        self.wakeup, self._write = os.pipe()
-        os.set_blocking(self.wakeup, False)
-        os.set_blocking(self._write, False)
-        self._arrived: list[int] = []
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._descriptor = parent_watch(pid)
 
-    def record(self, number: int, _frame: object) -> None:
-        """Be the handler."""
-        self._arrived.append(number)
-
-    def take(self) -> list[int]:
-        """Return and forget what arrived since the last call."""
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self.wakeup, 512):
-                pass
-        arrived, self._arrived = self._arrived, []
-        return arrived
+    def send(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._descriptor is None:
+                os.kill(self._pid, number)
+            else:
+                signal.pidfd_send_signal(self._descriptor, number)
 
     def close(self) -> None:
-        """Close both ends of the wake-up pipe."""
-        os.close(self.wakeup)
-        os.close(self._write)
-
-    @property
-    def write_end(self) -> int:
-        """Descriptor for `signal.set_wakeup_fd`."""
-        return self._write
-
-
-@contextlib.contextmanager
-def recorded_signals(numbers: Sequence[int]) -> Iterator[RecordedSignals]:
-    """Record the signals while the block runs, then put the earlier handlers back.
-
-    Outside the main thread, where Python allows no handlers, nothing is recorded. A signal that is ignored stays
-    ignored: `nohup` and a shell's `&` mean it.
-    """
-    recorder = RecordedSignals()
-    earlier: dict[int, Callable[..., object] | int | None] = {}
-    wakeup = None
-    try:
-        wakeup = signal.set_wakeup_fd(recorder.write_end, warn_on_full_buffer=False)
-    except ValueError:
-        numbers = ()
-    try:
-        for number in numbers:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                earlier[number] = signal.signal(number, recorder.record)
-        yield recorder
-    finally:
-        for number, handler in earlier.items():
-            # A handler that C code had set is not ours to restore: Python reports it as None.
-            if handler is not None:
-                signal.signal(number, handler)
-        if wakeup is not None:
-            signal.set_wakeup_fd(wakeup)
-        recorder.close()
-
-
-def usable_cores() -> int:
-    """Return the processor cores this process may use, by affinity and cgroup quota; at least 1."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:
-        cores = os.cpu_count() or 1
-    return max(1, min(cores, _cgroup_cores() or cores))
-
-
-def _cgroup_cores() -> int | None:
-    # cgroup v2 puts quota and period into one file, v1 into two; microseconds both.
-    with contextlib.suppress(OSError, ValueError):
-        group = next(
-            line.split("::", 1)[1] for line in Path("/proc/self/cgroup").read_text().splitlines() if "::" in line
-        )
-        quota, period = Path(f"/sys/fs/cgroup{group}/cpu.max").read_text().split()
-        return None if quota == "max" else max(1, int(quota) // int(period))
-    with contextlib.suppress(OSError, ValueError):
-        folder = Path("/sys/fs/cgroup/cpu")
-        quota_us = int((folder / "cpu.cfs_quota_us").read_text())
-        return None if quota_us < 0 else max(1, quota_us // int((folder / "cpu.cfs_period_us").read_text()))
-    return None
-
-
-def start_environment() -> Mapping[str, str] | None:
-    """Return the environment with which this process was started; None where the system does not tell."""
-    try:
-        raw = Path("/proc/self/environ").read_bytes()
-    except OSError:
-        return None
-    pairs = (entry.split(b"=", 1) for entry in raw.split(b"\0") if b"=" in entry)
-    return {os.fsdecode(name): os.fsdecode(value) for name, value in pairs}
+        """Let go."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -17,7 +16,7 @@ from hydra.core.utils import JobRuntime, run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from . import _files, _freeze, _outcome, _pickling, _program, _tasks
+from . import _files, _freeze, _outcome, _pickling, _program, _signals, _tasks
 from ._environment import PAYLOAD_DIGEST
 from ._errors import LauncherError, StartError
 from ._specs import Outcome, Payload
@@ -102,6 +101,7 @@ class _Rank:
             hydra_context: The program's; None: as `task_function`.
             main: Namespace of the program's `__main__`; None: there is no program.
         """
+        _signals.write_stacks_on_signal()
         try:
             outcome, code = self._run_job(task_function, hydra_context, main)
         except BaseException as error:  # noqa: BLE001  (whatever ends this rank is what the user must see)
@@ -172,7 +172,7 @@ class _Rank:
         # The format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler, for whoever reads it.
         message = {
             "message": outcome.summary,
-            "extraInfo": {"py_callstack": outcome.traceback, "timestamp": str(int(time.time()))},
+            "extraInfo": {"py_callstack": outcome.traceback, "timestamp": str(int(outcome.failed_at or 0))},
         }
         _files.write_text(self._paths.error(self._rank), json.dumps({"message": message}))
 

@@ -14,15 +14,15 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from . import _pickling
 from ._errors import JobFailedError, RankTraceback
+from ._failures import describe, root_cause, unusable_folder
 from ._files import JobPaths, read_outcome
 from ._freeze import hydra_config
 from ._logs import last_lines
-from ._process import describe_exit
-from ._specs import GroupReport, Outcome, StopReason
+from ._signals import describe_exit
+from ._specs import GroupReport, Outcome
 
 _SHOWN_LOG_LINES = 20
 _SHOWN_TRACEBACK_LINES = 25
-_SIGKILL = -9
 _SEE_LOG = "The log of each rank is in {folder}."
 
 
@@ -104,22 +104,26 @@ def _completed(report: GroupReport, outcome: Outcome | None) -> Verdict:
 
 
 def _failed(report: GroupReport, outcomes: Sequence[Outcome | None], paths: JobPaths) -> Verdict:
-    rank = _culprit(report, outcomes)
-    outcome = outcomes[rank] if rank is not None else None
-    what, advice = _describe(report, outcomes, rank)
+    failure = root_cause(report, outcomes, paths)
+    rank = failure.rank if failure is not None else None
+    what, advice = describe(report, outcomes, rank)
     stopped = [str(ended.rank) for ended in report.exits if ended.stopped and ended.rank != rank]
     lines = [f"{what}; rank {', '.join(stopped)} was then ended by the launcher." if stopped else f"{what}."]
-    if outcome is not None and outcome.traceback:
-        lines += ["", *_shortened(outcome.traceback.rstrip().splitlines()), ""]
+    if failure is not None and failure.traceback:
+        lines += ["", *_shortened(failure.traceback.rstrip().splitlines()), ""]
     elif rank is not None and (tail := last_lines(paths.log(rank), _SHOWN_LOG_LINES)):
         lines += ["", f"Last lines of rank {rank}:", *(f"  {line}" for line in tail), ""]
+    broken = unusable_folder(paths) if rank is not None and outcomes[rank] is None else None
+    if broken is not None:
+        advice = f"The run directory cannot be written any more: {broken}."
     if advice:
         lines.append(advice)
     lines.append(f"Log: {paths.log(rank)}" if rank is not None else _SEE_LOG.format(folder=paths.folder))
     block = "\n".join(lines)
-    cause = what
-    if outcome is not None and not outcome.completed and outcome.summary:
-        cause = f"rank {rank}: {outcome.summary}"
+    cause = f"rank {rank}: {failure.summary}" if failure is not None and failure.summary else what
+    if broken is not None:
+        cause = f"{cause}; {broken}"
+    outcome = outcomes[rank] if rank is not None else None
     error = _rebuilt_exception(outcome)
     if outcome is None or error is None:
         return Verdict(False, JobFailedError(block), cause, block)
@@ -128,43 +132,6 @@ def _failed(report: GroupReport, outcomes: Sequence[Outcome | None], paths: JobP
         return Verdict(False, error, cause, block, (), tuple(outcome.remote.items()))
     error.__cause__ = RankTraceback(outcome.traceback)
     return Verdict(False, error, cause, block)
-
-
-def _culprit(report: GroupReport, outcomes: Sequence[Outcome | None]) -> int | None:
-    """Return the rank to name: the first to fail, or one that failed without a bad exit."""
-    if report.cause is not None:
-        return report.cause
-    if report.reason is not None:
-        return None
-    bad = [rank for rank, outcome in enumerate(outcomes) if outcome is not None and not outcome.completed]
-    missing = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
-    return (bad or missing)[0]
-
-
-def _describe(report: GroupReport, outcomes: Sequence[Outcome | None], rank: int | None) -> tuple[str, str]:
-    """Return what happened, and what to do about it."""
-    if report.reason is StopReason.START_FAILED:
-        return f"rank {rank} could not be started: {report.detail}", ""
-    if rank is None:
-        assert report.reason is not None
-        detail = f" ({report.detail})" if report.detail else ""
-        return f"the job was ended because {report.reason.value}{detail}", ""
-    code = next((ended.code for ended in report.exits if ended.rank == rank), 0)
-    outcome = outcomes[rank]
-    if code == _SIGKILL:
-        return (
-            f"rank {rank} was killed by {describe_exit(code)}",
-            "Often this means out of memory: look at `dmesg` and at the memory limit of the container or allocation.",
-        )
-    if code < 0:
-        return f"rank {rank} was killed by {describe_exit(code)}", ""
-    if outcome is None and code == 0:
-        return (
-            f"rank {rank} ended with exit code 0 but did not finish the job",
-            "The program ended before or inside the job, for instance by os._exit(0), or never called the "
-            "hydra.main function of this sweep.",
-        )
-    return f"rank {rank} failed with {describe_exit(code)}", ""
 
 
 def _shortened(lines: Sequence[str]) -> list[str]:

@@ -10,6 +10,10 @@ from ._specs import GroupReport, Limits, RankExit, StopReason
 LAUNCHER_LOST_GRACE_S = 0.5
 # Seconds after the first rank's good exit until a line names the ranks that still run.
 STILL_RUNNING_NOTE_S = 60.0
+# Seconds for a rank that stored an error to end by itself.
+FAILURE_LINGERS_S = 10.0
+# Seconds between the signal on which ranks write their stacks into their logs and SIGTERM.
+DUMP_S = 0.5
 # Seconds after the last outcome was stored until a line says who lingers, and until the group is ended.
 LINGERING_NOTE_S = 10.0
 LINGERING_LIMIT_S = 300.0
@@ -19,8 +23,13 @@ class Action(Enum):
     """What a keeper does to every process below it."""
 
     WAIT = "wait"
+    DUMP = "have the ranks write their stacks into their logs"
     TERMINATE = "send SIGTERM"
     KILL = "send SIGKILL"
+
+
+# Reasons that mean that somebody hangs: where, the stacks tell.
+_HANGS = (StopReason.TIMEOUT, StopReason.EXIT_TIMEOUT, StopReason.LINGERING, StopReason.FAILURE_LINGERS)
 
 
 class GroupRules:
@@ -43,7 +52,10 @@ class GroupRules:
         self._reason: StopReason | None = None
         self._cause: int | None = None
         self._detail = ""
+        self._failures: dict[int, float] = {}
         self._kill_at: float | None = None
+        self._term_at = now
+        self._dumped = False
         self._termed = False
         self._noted: set[str] = set()
 
@@ -70,6 +82,10 @@ class GroupRules:
         if len(self._stored) == self._nproc and self._all_stored_at is None:
             self._all_stored_at = now
 
+    def failure_stored(self, rank: int, now: float) -> None:
+        """Take note that a rank stored an error: it should end now."""
+        self._failures.setdefault(rank, now)
+
     def start_failed(self, rank: int, detail: str, now: float) -> None:
         """Take note that a rank, and those after it, could not be started."""
         self._cause = rank
@@ -92,7 +108,7 @@ class GroupRules:
             self._kill_at = min(self._kill_at, now + grace_s)
 
     def decide(self, now: float) -> Action:
-        """Return what is due; SIGTERM is asked for once, SIGKILL at each call from the deadline on."""
+        """Return what is due; stacks and SIGTERM are asked for once, SIGKILL at each call from the deadline on."""
         self._apply_limits(now)
         if not self.running and self._kill_at is None:
             # What the ranks left behind gets the same treatment as a group that is ended.
@@ -101,7 +117,12 @@ class GroupRules:
             return Action.WAIT
         if now >= self._kill_at:
             return Action.KILL
-        if not self._termed:
+        if self._reason in _HANGS and not self._dumped:
+            self._dumped = True
+            self._term_at = now + DUMP_S
+            self._kill_at += DUMP_S
+            return Action.DUMP
+        if not self._termed and now >= self._term_at:
             self._termed = True
             return Action.TERMINATE
         return Action.WAIT
@@ -112,14 +133,22 @@ class GroupRules:
         for reason, due in self._limit_times():
             if due is not None and now >= due:
                 running = ", ".join(map(str, self.running))
+                if reason is StopReason.FAILURE_LINGERS:
+                    self._cause = self._first_lingering_failure()
                 self._stop(reason, now, self._limits.grace_period_s, f"rank {running} still running")
                 return
+
+    def _first_lingering_failure(self) -> int | None:
+        lingering = [rank for rank in self._failures if rank in self.running]
+        return min(lingering, key=self._failures.__getitem__, default=None)
 
     def _limit_times(self) -> list[tuple[StopReason, float | None]]:
         def after(start: float | None, seconds: float | None) -> float | None:
             return None if start is None or seconds is None else start + seconds
 
+        failed = self._first_lingering_failure()
         return [
+            (StopReason.FAILURE_LINGERS, after(None if failed is None else self._failures[failed], FAILURE_LINGERS_S)),
             (StopReason.TIMEOUT, after(self._began, self._limits.timeout_s)),
             (StopReason.EXIT_TIMEOUT, after(self._first_good_exit, self._limits.exit_timeout_s)),
             (StopReason.LINGERING, after(self._all_stored_at, LINGERING_LIMIT_S)),
@@ -152,7 +181,7 @@ class GroupRules:
     def next_due(self) -> float | None:
         """Return when `decide` could answer differently without a new event; None: never."""
         if self._kill_at is not None:
-            return self._kill_at
+            return self._kill_at if self._termed else min(self._kill_at, self._term_at)
         return min((due for _, due in self._limit_times() if due is not None), default=None)
 
     def report(self) -> GroupReport:

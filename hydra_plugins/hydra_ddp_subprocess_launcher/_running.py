@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from . import _files, _keeper, _results
+from . import _files, _keeper, _process, _results
 from ._channel import Channel
 from ._errors import JobFailedError
 from ._logs import LogTee, last_lines
-from ._plan import PlannedJob
-from ._port import ReservedPort, is_port_clash
+from ._plan import Attempt, Place, PlannedJob
+from ._port import is_port_clash
 from ._results import Verdict
+from ._settings import LaunchSettings
 from ._spawner import SpawnerLink
-from ._specs import GroupReport
+from ._specs import GroupReport, Limits
 
+# Seconds for a keeper or spawner to answer before it is woken, and again before it is killed.
+_ANSWER_S = 5.0
+# Times that a job is handed to a spawner which does not take it up.
+_MOST_UNANSWERED = 3
 # Lines of rank 0's log in which to look for a port that was taken.
 _LAST_WORDS = 50
 
@@ -28,13 +34,17 @@ class RunningJob:
     Attributes:
         plan: The job.
         paths: Its files.
-        lease: Its devices.
-        port: Its rendezvous port.
+        place: What it holds.
+        attempt: Which start of it this is.
+        run_id: Name of this start, which every process of it has in its environment.
+        limits: Its time limits.
         link: The spawner that forked its keeper.
         channel: To the keeper.
         tees: One a rank that is shown.
-        retry: Whether this is the second start, after a port clash.
         began: Start of the ranks, monotonic seconds.
+        keeper: The keeper's process; None: it has not answered yet.
+        end_by: When the keeper has to be gone after an order to stop, monotonic seconds; None: no order.
+        lost_at: When its socket closed, monotonic seconds.
         report: The keeper's last word.
         buried: Whether the spawner said that the keeper and all below it are gone.
         compared: Whether `check_config` has been done.
@@ -43,13 +53,17 @@ class RunningJob:
 
     plan: PlannedJob
     paths: _files.JobPaths
-    lease: tuple[str, ...]
-    port: ReservedPort
+    place: Place
+    attempt: Attempt
+    run_id: str
+    limits: Limits
     link: SpawnerLink
     channel: Channel
     tees: list[LogTee]
-    retry: bool
     began: float = field(default_factory=time.monotonic)
+    keeper: _process.ProcessHandle | None = None
+    end_by: float | None = None
+    lost_at: float | None = None
     report: GroupReport | None = None
     buried: bool = False
     compared: bool = False
@@ -69,11 +83,50 @@ class RunningJob:
                 self.report = message
             elif isinstance(message, _keeper.Note):
                 lines.append(message.text)
+            elif isinstance(message, _keeper.Started):
+                self.keeper = _process.ProcessHandle(message.keeper)
+        if self.channel.lost and self.lost_at is None:
+            self.lost_at = time.monotonic()
         return lines
 
     def stop(self, detail: str, *, at_once: bool = False) -> None:
         """Have the group ended."""
         self.channel.send(_keeper.Stop(at_once=at_once, detail=detail))
+        if self.keeper is not None:
+            # A keeper that somebody stopped could not obey.
+            self.keeper.send(signal.SIGCONT)
+        end_by = time.monotonic() + _ANSWER_S + (0.0 if at_once else self.limits.grace_period_s)
+        self.end_by = end_by if self.end_by is None else min(self.end_by, end_by)
+
+    def insist(self, now: float) -> None:
+        """Deal with a keeper or spawner that does not answer, such as one that somebody stopped.
+
+        Args:
+            now: Monotonic seconds.
+        """
+        if self.lost_at is not None:
+            self._insist_on_spawner(now - self.lost_at)
+        elif self.keeper is None:
+            self._insist_on_spawner(now - self.began)
+        else:
+            limit = self.limits.timeout_s
+            due = [] if limit is None else [self.began + limit + self.limits.grace_period_s + 2 * _ANSWER_S]
+            if self.end_by is not None:
+                due.append(self.end_by)
+            if due and now > min(due):
+                # Its ranks die with it; what they leave behind, the spawner ends.
+                self.keeper.send(signal.SIGKILL)
+
+    def _insist_on_spawner(self, waited_s: float) -> None:
+        if waited_s > 2 * _ANSWER_S:
+            self.link.kill()
+        elif waited_s > _ANSWER_S:
+            self.link.wake()
+
+    def end_leftovers(self) -> None:
+        """End what a lost keeper left behind where the spawner was lost, too: found by its environment."""
+        if self.report is None:
+            _process.kill_marked("TORCHELASTIC_RUN_ID", self.run_id)
 
     def compare_configs(self) -> bool:
         """Compare what the ranks resolved, once, as soon as every rank has written it; return whether it differs."""
@@ -90,7 +143,7 @@ class RunningJob:
         """Return whether rank 0 found its port taken."""
         outcome = _files.read_outcome(self.paths, 0)
         words = outcome.traceback if outcome is not None else "\n".join(last_lines(self.paths.log(0), _LAST_WORDS))
-        return is_port_clash(words, self.port.number)
+        return is_port_clash(words, self.place.port.number)
 
     def verdict(self) -> Verdict:
         """Decide how the job ended, when it is over."""
@@ -102,10 +155,28 @@ class RunningJob:
         )
         return _results.failed_before_start(lost)
 
+    def next_attempt(self, verdict: Verdict, settings: LaunchSettings) -> Attempt | None:
+        """Return how to start the job once more, now that it is over; None: its end stands."""
+        if verdict.completed:
+            return None
+        last = self.attempt
+        following = replace(last, number=last.number + 1)
+        if self.keeper is None and last.unanswered < _MOST_UNANSWERED:
+            return replace(following, unanswered=last.unanswered + 1, why="no spawner took it up, starting another")
+        if settings.master_port is None and not last.port_clash and self.met_port_clash():
+            why = f"port {self.place.port.number} was taken, starting again on another"
+            return replace(following, port_clash=True, why=why)
+        if last.restarts < settings.max_restarts:
+            why = f"failed, restart {last.restarts + 1} of {settings.max_restarts}"
+            return replace(following, restarts=last.restarts + 1, why=why)
+        return None
+
     def close(self) -> None:
         """Let go of the keeper's socket and the port."""
         self.channel.close()
-        self.port.release()
+        self.place.port.release()
+        if self.keeper is not None:
+            self.keeper.close()
 
 
 def make_tees(plan: PlannedJob, paths: _files.JobPaths, shown: tuple[int, ...] | None, *, alone: bool) -> list[LogTee]:

@@ -34,6 +34,7 @@ class LaunchSettings:
     omp_num_threads: int | None
     master_addr: str | None
     master_port: int | None
+    max_restarts: int
     limits: Limits
     wrapper: tuple[str, ...]
     entry: Entry
@@ -61,6 +62,7 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
         omp_num_threads=_whole("omp_num_threads", options["omp_num_threads"], 1, "null"),
         master_addr=_text("master_addr", options["master_addr"]),
         master_port=_whole("master_port", options["master_port"], 1, "null", most=65535),
+        max_restarts=_count("max_restarts", options["max_restarts"]),
         limits=Limits(
             grace_period_s=_seconds("grace_period_s", options["grace_period_s"], zero=True) or 0.0,
             timeout_s=_minutes("timeout_min", options["timeout_min"]),
@@ -103,6 +105,12 @@ def _whole(name: str, value: Any, least: int, word: str, most: int | None = None
     if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
         bound = f"from {least} to {most}" if most is not None else f"from {least} up"
         raise _bad(name, value, f"{word}, or a whole number {bound}")
+    return value
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _bad(name, value, "a whole number from 0 up")
     return value
 
 

@@ -12,13 +12,13 @@ from hydra.core.utils import JobRuntime
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from . import _environment, _pickling, _process
+from . import _environment, _machine, _pickling
 from ._devices import DevicePool, find_devices
 from ._entry import FunctionEntry, ProgramEntry, find_entry
 from ._errors import StartError
 from ._freeze import ComposeSpool
 from ._settings import LaunchSettings, read_settings
-from ._sources import Stamp, stamp_sources
+from ._sources import SourceWatch
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Sweep:
         entry: What ranks run.
         pool: Devices of this process.
         spool: Configs that the sweeper composed.
-        sources: Stamps of the program's source files, by path.
+        sources: The program's source files.
     """
 
     context: HydraContext
@@ -45,7 +45,7 @@ class Sweep:
     entry: ProgramEntry | FunctionEntry
     pool: DevicePool
     spool: ComposeSpool
-    sources: Mapping[str, Stamp]
+    sources: SourceWatch
 
     @property
     def main(self) -> Mapping[str, Any] | None:
@@ -64,7 +64,7 @@ def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: Di
     Raises:
         LauncherError: for what the user can mend.
     """
-    unsupported = _process.unsupported_reason()
+    unsupported = _machine.unsupported_reason()
     if unsupported is not None:
         raise StartError(unsupported)
     options = OmegaConf.to_container(config.hydra.launcher, resolve=True)
@@ -84,4 +84,4 @@ def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: Di
     main_script = entry.program.main_script if isinstance(entry, ProgramEntry) else None
     spool = ComposeSpool(context.config_loader)
     spool.record()
-    return Sweep(context, task_function, config, settings, entry, pool, spool, stamp_sources(main_script))
+    return Sweep(context, task_function, config, settings, entry, pool, spool, SourceWatch(main_script))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import site
 import sys
@@ -9,7 +10,45 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
+from ._choices import OnCodeChange
+from ._errors import StartError
+
+_log = logging.getLogger(__name__)
 Stamp = tuple[int, int]
+
+
+class SourceWatch:
+    """The program's source files as they were when the sweep started.
+
+    Args:
+        main_script: The file that holds the program; None: there is none.
+    """
+
+    def __init__(self, main_script: str | None) -> None:
+        self._stamps = stamp_sources(main_script)
+        self._said: set[str] = set()
+
+    def check(self, rule: OnCodeChange) -> None:
+        """Say, once a file, that it changed.
+
+        Raises:
+            StartError: where the rule is that no job starts then.
+        """
+        if rule is OnCodeChange.ignore:
+            return
+        changed = changed_sources(self._stamps)
+        if changed and rule is OnCodeChange.fail:
+            raise StartError(
+                f"The code changed since the sweep started: {', '.join(changed)}. Jobs would no longer run the same "
+                "program (hydra.launcher.code_changed=fail)."
+            )
+        new = [file for file in changed if file not in self._said]
+        if new:
+            self._said.update(new)
+            _log.warning(
+                "The code changed since the sweep started: %s. Jobs that start from now on run the new code.",
+                ", ".join(new),
+            )
 
 
 def stamp_sources(main_script: str | None) -> dict[str, Stamp]:

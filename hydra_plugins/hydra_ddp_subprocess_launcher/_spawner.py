@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import _process
+from . import _process, _signals
 from ._keeper import keep_job
 
 # `-I -S`: nothing of the user's (PYTHONPATH, site, cwd) is imported here, and it starts in a third of the time.
@@ -99,6 +99,14 @@ class SpawnerLink:
                 self.lost = True
         return reports
 
+    def wake(self) -> None:
+        """Continue the spawner if somebody stopped it."""
+        self._signals.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End a spawner that does not answer. Its keepers go on."""
+        self._process.kill()
+
     def close(self) -> None:
         """Let the spawner end; it does so when its last keeper has. One that does not is killed: it owns nothing."""
         self._sock.close()
@@ -116,7 +124,7 @@ def main(descriptor: int, launcher: int) -> None:
         descriptor: Socket on which jobs arrive.
         launcher: Pid of the launching process.
     """
-    _process.reset_signals()
+    _signals.reset_signals()
     _process.become_subreaper()
     _process.name_process("ddp-spawner")
     # A fork copies only the calling thread, and with it the locks that the others hold.
@@ -124,7 +132,7 @@ def main(descriptor: int, launcher: int) -> None:
     sock = socket.socket(fileno=descriptor)
     sock.set_inheritable(False)
     keepers: dict[int, int] = {}
-    with _process.recorded_signals([signal.SIGCHLD]) as arrived, selectors.DefaultSelector() as selector:
+    with _signals.recorded_signals([signal.SIGCHLD]) as arrived, selectors.DefaultSelector() as selector:
         selector.register(sock, selectors.EVENT_READ)
         selector.register(arrived.wakeup, selectors.EVENT_READ)
         connected = True
@@ -180,7 +188,7 @@ def _bury(sock: socket.socket, keepers: dict[int, int]) -> None:
 def _end_orphans(keepers: dict[int, int]) -> None:
     """Kill what lost keepers left to us. Live keepers and what is below them stay."""
     while orphans := [pid for pid in _process.own_children() if pid not in keepers]:
-        _process.send_signal(_process.descendants(orphans), signal.SIGKILL)
+        _signals.send_signal(_process.descendants(orphans), signal.SIGKILL)
         for pid in orphans:
             try:
                 os.waitpid(pid, 0)

@@ -51,6 +51,7 @@ class GroupSpec:
         rank_environments: One mapping a rank, laid over `environment`; its length is the number of ranks.
         log_files: One path a rank: stdout and stderr go there.
         outcome_files: One path a rank: it exists when the rank has stored how its part of the job ended.
+        error_files: One path a rank: it exists when the rank has stored an error.
         limits: Time limits of the job.
     """
 
@@ -60,6 +61,7 @@ class GroupSpec:
     rank_environments: tuple[Mapping[str, str], ...]
     log_files: tuple[str, ...]
     outcome_files: tuple[str, ...]
+    error_files: tuple[str, ...]
     limits: Limits
 
     @property
@@ -72,6 +74,7 @@ class StopReason(Enum):
     """Why a keeper ended its group before every rank had exited by itself."""
 
     RANK_FAILED = "a rank failed"
+    FAILURE_LINGERS = "a rank had failed, but did not end"
     TIMEOUT = "the time limit (timeout_min) was reached"
     EXIT_TIMEOUT = "ranks went on after the first had ended (exit_timeout_s)"
     LINGERING = "every rank had stored its outcome, but not all ended"
@@ -106,12 +109,14 @@ class GroupReport:
         reason: Why the group was ended; None when every rank ended by itself.
         cause: Rank that failed first; None when none did.
         detail: What the reason alone does not tell, such as the message of a failed start; may be empty.
+        began_at: The group's start, Unix time in seconds.
     """
 
     exits: tuple[RankExit, ...]
     reason: StopReason | None
     cause: int | None
     detail: str = ""
+    began_at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,7 @@ class Outcome:
         exception: Pickled exception where it can be rebuilt elsewhere, else None.
         summary: One line: type and message of the exception, or another reason; empty when completed.
         traceback: The exception's formatted traceback with causes; empty when completed.
+        failed_at: When the failure was noticed, Unix time in seconds; None when completed.
         remote: Fields that Hydra 1.4 adds to a JobReturn for exceptions from another process; else empty.
         lost: Why the value could not be pickled; empty when it could.
         note: A line for the user, such as that `sys.exit(0)` was called; may be empty.
@@ -134,6 +140,7 @@ class Outcome:
     exception: bytes | None = None
     summary: str = ""
     traceback: str = ""
+    failed_at: float | None = None
     remote: Mapping[str, object] | None = None
     lost: str = ""
     note: str = ""

@@ -1,0 +1,117 @@
+"""Which rank failed first, and how to say it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ._files import JobPaths, write_private
+from ._signals import describe_exit
+from ._specs import GroupReport, Outcome, RankExit, StopReason
+
+_SIGKILL = -9
+# More than what a full disk may still give to a small file.
+_PROBE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What is known about one rank's failure.
+
+    Attributes:
+        rank: The rank.
+        at: When it failed, Unix time in seconds.
+        summary: Type and message of its error; empty when only the exit code tells.
+        traceback: May be empty.
+    """
+
+    rank: int
+    at: float
+    summary: str = ""
+    traceback: str = ""
+
+
+def root_cause(report: GroupReport, outcomes: Sequence[Outcome | None], paths: JobPaths) -> Failure | None:
+    """Return the failure that came first; None when the group was ended although no rank had failed.
+
+    The first to exit need not be the first to fail: what a failed rank cuts off from its peers can end before it.
+    """
+    exits = {ended.rank: ended for ended in report.exits}
+    failures = []
+    for rank, outcome in enumerate(outcomes):
+        ended = exits.get(rank)
+        error = _error_file(paths, rank)
+        exited_at = report.began_at + ended.after_s if ended is not None else time.time()
+        if outcome is not None and not outcome.completed:
+            at = outcome.failed_at or exited_at
+            failures.append(Failure(rank, at, outcome.summary, outcome.traceback))
+        elif outcome is None and error is not None:
+            failures.append(error)
+        elif ended is not None and ended.code != 0 and not ended.stopped:
+            failures.append(Failure(rank, exited_at))
+    if not failures and report.cause is not None:
+        return Failure(report.cause, report.began_at)
+    if not failures and report.reason is None:
+        missing = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
+        return Failure(missing[0], report.began_at)
+    hung = report.cause is None and report.reason is not None
+    before = [failure for failure in failures if not hung or not _was_stopped(exits, failure.rank)]
+    return min(before, key=lambda failure: failure.at, default=None)
+
+
+def _was_stopped(exits: Mapping[int, RankExit], rank: int) -> bool:
+    return rank in exits and exits[rank].stopped
+
+
+def _error_file(paths: JobPaths, rank: int) -> Failure | None:
+    """Read the error that a rank stored in torchrun's format; torch's `record` writes it, too."""
+    try:
+        with open(paths.error(rank), encoding="utf-8") as file:
+            at = os.fstat(file.fileno()).st_mtime
+            message = json.load(file)["message"]
+        if isinstance(message, str):
+            return Failure(rank, at, message)
+        # Not its own time stamp, which is in whole seconds.
+        extra = message.get("extraInfo", {})
+        return Failure(rank, at, str(message["message"]), str(extra.get("py_callstack", "")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def unusable_folder(paths: JobPaths) -> str | None:
+    """Return why nothing can be written into a job's folder any more; None when it can."""
+    try:
+        write_private(os.path.join(paths.folder, "probe"), bytes(_PROBE_BYTES))
+        os.unlink(os.path.join(paths.folder, "probe"))
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def describe(report: GroupReport, outcomes: Sequence[Outcome | None], rank: int | None) -> tuple[str, str]:
+    """Return what happened, and what to do about it."""
+    if report.reason is StopReason.START_FAILED:
+        return f"rank {rank} could not be started: {report.detail}", ""
+    if rank is None:
+        assert report.reason is not None
+        detail = f" ({report.detail})" if report.detail else ""
+        return f"the job was ended because {report.reason.value}{detail}", ""
+    code = next((ended.code for ended in report.exits if ended.rank == rank), 0)
+    outcome = outcomes[rank]
+    if code == _SIGKILL:
+        return (
+            f"rank {rank} was killed by {describe_exit(code)}",
+            "Often this means out of memory: look at `dmesg` and at the memory limit of the container or allocation.",
+        )
+    if code < 0:
+        return f"rank {rank} was killed by {describe_exit(code)}", ""
+    if outcome is None and code == 0:
+        return (
+            f"rank {rank} ended with exit code 0 but did not finish the job",
+            "The program ended before or inside the job, for instance by os._exit(0), or never called the "
+            "hydra.main function of this sweep.",
+        )
+    return f"rank {rank} failed with {describe_exit(code)}", ""

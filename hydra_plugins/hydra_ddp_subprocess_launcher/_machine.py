@@ -1,0 +1,49 @@
+"""What the machine gives this process: its system, processor cores and first environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def unsupported_reason() -> str | None:
+    """Return why ranks cannot be launched on this system; None where they can."""
+    if os.name != "posix":
+        return "ddp_subprocess starts ranks by fork and signals, which Windows does not have. Use Linux (WSL 2 works)."
+    return None
+
+
+def usable_cores() -> int:
+    """Return the processor cores this process may use, by affinity and cgroup quota; at least 1."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:
+        cores = os.cpu_count() or 1
+    return max(1, min(cores, _cgroup_cores() or cores))
+
+
+def _cgroup_cores() -> int | None:
+    # cgroup v2 puts quota and period into one file, v1 into two; microseconds both.
+    with contextlib.suppress(OSError, ValueError):
+        group = next(
+            line.split("::", 1)[1] for line in Path("/proc/self/cgroup").read_text().splitlines() if "::" in line
+        )
+        quota, period = Path(f"/sys/fs/cgroup{group}/cpu.max").read_text().split()
+        return None if quota == "max" else max(1, int(quota) // int(period))
+    with contextlib.suppress(OSError, ValueError):
+        folder = Path("/sys/fs/cgroup/cpu")
+        quota_us = int((folder / "cpu.cfs_quota_us").read_text())
+        return None if quota_us < 0 else max(1, quota_us // int((folder / "cpu.cfs_period_us").read_text()))
+    return None
+
+
+def start_environment() -> Mapping[str, str] | None:
+    """Return the environment with which this process was started; None where the system does not tell."""
+    try:
+        raw = Path("/proc/self/environ").read_bytes()
+    except OSError:
+        return None
+    pairs = (entry.split(b"=", 1) for entry in raw.split(b"\0") if b"=" in entry)
+    return {os.fsdecode(name): os.fsdecode(value) for name, value in pairs}
