@@ -101,7 +101,7 @@ class SpawnerLink:
 
     def wake(self) -> None:
         """Continue the spawner if somebody stopped it."""
-        self._signals.send_signal(signal.SIGCONT)
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End a spawner that does not answer. Its keepers go on."""
