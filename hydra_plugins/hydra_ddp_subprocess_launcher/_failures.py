@@ -95,6 +95,8 @@ def describe(report: GroupReport, outcomes: Sequence[Outcome | None], rank: int 
     """Return what happened, and what to do about it."""
     if report.reason is StopReason.START_FAILED:
         return f"rank {rank} could not be started: {report.detail}", ""
+    if report.reason is StopReason.FAILURE_LINGERS:
+        return f"rank {rank} failed and did not end by itself", ""
     if rank is None:
         assert report.reason is not None
         detail = f" ({report.detail})" if report.detail else ""

@@ -107,8 +107,9 @@ def _failed(report: GroupReport, outcomes: Sequence[Outcome | None], paths: JobP
     failure = root_cause(report, outcomes, paths)
     rank = failure.rank if failure is not None else None
     what, advice = describe(report, outcomes, rank)
-    stopped = [str(ended.rank) for ended in report.exits if ended.stopped and ended.rank != rank]
-    lines = [f"{what}; rank {', '.join(stopped)} was then ended by the launcher." if stopped else f"{what}."]
+    others = [ended.rank for ended in report.exits if ended.stopped and rank not in (None, ended.rank)]
+    stopped = ", ".join(map(str, sorted(others)))
+    lines = [f"{what}; rank {stopped} was then ended by the launcher." if stopped else f"{what}."]
     if failure is not None and failure.traceback:
         lines += ["", *_shortened(failure.traceback.rstrip().splitlines()), ""]
     elif rank is not None and (tail := last_lines(paths.log(rank), _SHOWN_LOG_LINES)):
