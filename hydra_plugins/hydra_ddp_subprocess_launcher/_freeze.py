@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import Container, DictConfig, ListConfig, OmegaConf, open_dict, read_write
+from hydra.core.utils import env_override
+from omegaconf import Container, DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
 
@@ -81,11 +82,14 @@ def hydra_config(config: DictConfig) -> Iterator[None]:
         holder.cfg = earlier
 
 
-def freeze(config: DictConfig, job_num: int) -> str:
-    """Make a composed job config final, in place, so that every process resolves it alike; return its run directory.
+def freeze(config: DictConfig, job_num: int) -> tuple[str, dict[str, str]]:
+    """Make a composed job config final, in place, so that every process resolves it alike.
+
+    Returns:
+        The run directory, absolute, and the resolved `hydra.job.env_set`, into which Hydra has merged `env_copy`.
 
     Raises:
-        FreezeError: when the run directory cannot be resolved.
+        FreezeError: when one of the two cannot be resolved.
     """
     with read_write(config.hydra), open_dict(config.hydra):
         config.hydra.job.id = str(job_num)
@@ -102,10 +106,11 @@ def freeze(config: DictConfig, job_num: int) -> str:
             raise FreezeError(f"The run directory of job {job_num} cannot be resolved: {error}") from error
     with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
         config.hydra.runtime.output_dir = escape_interpolations(run_dir)
-    # Again: Hydra's holder works on a copy that does not have the directory.
-    with hydra_config(config):
+    env_set = _resolved_env_set(config)
+    # Again: Hydra's holder works on a copy that does not have the directory. A job sees its own variables.
+    with hydra_config(config), env_override(env_set):
         fill_caches(config)
-    return run_dir
+    return run_dir, env_set
 
 
 def escape_interpolations(text: str) -> str:
@@ -134,12 +139,7 @@ def _caches(resolver: Callable[..., Any]) -> bool:
     return bool(resolver.__closure__[names.index("use_cache")].cell_contents)  # type: ignore[index]
 
 
-def resolved_env_set(config: DictConfig) -> dict[str, str]:
-    """Return `hydra.job.env_set` of a job, with `env_copy` merged in as Hydra does when it composes.
-
-    Raises:
-        FreezeError: when a value cannot be resolved.
-    """
+def _resolved_env_set(config: DictConfig) -> dict[str, str]:
     with hydra_config(config):
         try:
             values = OmegaConf.to_container(config.hydra.job.env_set, resolve=True)
@@ -170,7 +170,8 @@ def _nodes(container: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, An
     """Walk everything below a container: full key, parent, key in it, node."""
     if container._is_none() or container._is_missing() or container._is_interpolation():
         return
-    in_list = isinstance(container, ListConfig)
+    # OmegaConf 2.4 has tuples beside lists.
+    in_list = not isinstance(container, DictConfig)
     for key in range(len(container)) if in_list else list(container.keys()):
         node = container._get_node(key)
         name = f"{prefix}[{key}]" if in_list else f"{prefix}.{key}".lstrip(".")

@@ -76,7 +76,7 @@ def plan_job(sweep: Sweep, number: int, overrides: list[str]) -> PlannedJob:
     if config is None:
         config = sweep.context.config_loader.load_sweep_config(sweep.config, list(overrides))
     _refuse_other_launcher(sweep.config, config)
-    run_dir = _freeze.freeze(config, number)
+    run_dir, env_set = _freeze.freeze(config, number)
     with _freeze.hydra_config(config):
         asked = read_nproc(OmegaConf.select(config, "hydra.launcher.nproc_per_node"))
     payload = Payload(
@@ -88,7 +88,6 @@ def plan_job(sweep: Sweep, number: int, overrides: list[str]) -> PlannedJob:
         check_config=sweep.settings.check_config is not None,
         body=_body(sweep, config),
     )
-    env_set = _freeze.resolved_env_set(config)
     return PlannedJob(number, tuple(overrides), config, run_dir, sweep.pool.nproc(asked), env_set, payload)
 
 

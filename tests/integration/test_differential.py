@@ -448,7 +448,6 @@ def test_random_run_folder(runner: Runner) -> None:
     assert len([name for name in ours.files if re.fullmatch(r"sweep/[^/]+/", name)]) == 2
 
 
-@pytest.mark.xfail(reason="resolver caches are filled before the job's environment is set")
 def test_cached_value_of_the_jobs_environment(runner: Runner) -> None:
     """A4, H3: a cached resolver that reads a variable of `hydra.job.env_set` sees the job's value, not the sweep's."""
     args = ("+hydra.job.env_set.FROM_JOB_A=inner", "+from_env='${cached_env:FROM_JOB_A}'")
