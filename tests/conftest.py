@@ -15,7 +15,8 @@ import pytest
 
 APPS = Path(__file__).parent / "apps"
 # Every process that a test starts carries this variable with a value of its own, so that left-overs can be found.
-MARKER = "HYDRA_DDP_TEST_MARKER"
+# No HYDRA_DDP_…: those of the launching process do not reach a rank.
+MARKER = "LAUNCHER_TEST_MARKER"
 
 
 @dataclass(frozen=True)

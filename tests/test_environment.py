@@ -30,6 +30,7 @@ def group(**changes: Any) -> GroupEnvironment:
         "master_addr": "127.0.0.1",
         "master_port": 29511,
         "run_id": "run-1",
+        "attempt": 2,
         "restart_count": 1,
         "max_restarts": 3,
         "devices": None,
@@ -64,6 +65,7 @@ def test_the_variables_of_a_group() -> None:
         "TORCHELASTIC_RESTART_COUNT": "1",
         "TORCHELASTIC_MAX_RESTARTS": "3",
         "HYDRA_DDP_PAYLOAD_SHA256": "ab12",
+        "HYDRA_DDP_ATTEMPT": "2",
         "HYDRA_DDP_JOB_NUM": "7",
         "HYDRA_DDP_SWEEP_DIR": "/sweep",
     }

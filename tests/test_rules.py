@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from hydra_plugins.hydra_ddp_subprocess_launcher._rules import (
+    DUMP_S,
+    FAILURE_LINGERS_S,
     LAUNCHER_LOST_GRACE_S,
     LINGERING_LIMIT_S,
     LINGERING_NOTE_S,
@@ -117,7 +119,14 @@ def check_order(order: Sequence[str], code: int) -> None:
 
     first = first_stop(order, code)
     kill_at = times["lost"] + LAUNCHER_LOST_GRACE_S
-    assert played.actions == [(times[first], Action.TERMINATE)], order
+    if first == "deadline":
+        # Who hangs shows its stacks first.
+        term_at = times[first] + DUMP_S
+        assert played.due == term_at
+        played.look(term_at)
+        assert played.actions == [(times[first], Action.DUMP), (term_at, Action.TERMINATE)], order
+    else:
+        assert played.actions == [(times[first], Action.TERMINATE)], order
     assert played.due == kill_at
     assert played.look(kill_at - 0.001) is Action.WAIT
     assert played.look(kill_at) is Action.KILL
@@ -264,8 +273,10 @@ def test_timeout() -> None:
     assert played.due == 60
     played.exit(10, 1, 0)
     assert played.look(59.9) is Action.WAIT
-    assert played.look(60) is Action.TERMINATE
-    assert played.look(60 + GRACE_S) is Action.KILL
+    assert played.look(60) is Action.DUMP
+    assert played.due == 60 + DUMP_S
+    assert played.look(60 + DUMP_S) is Action.TERMINATE
+    assert played.look(60 + DUMP_S + GRACE_S) is Action.KILL
     assert (played.report.reason, played.report.cause) == (StopReason.TIMEOUT, None)
     assert played.report.detail == "rank 0, 2 still running"
 
@@ -278,7 +289,8 @@ def test_exit_timeout() -> None:
     assert played.due == 15
     played.exit(13, 1, 0)
     assert played.look(14.9) is Action.WAIT
-    assert played.look(15) is Action.TERMINATE
+    assert played.look(15) is Action.DUMP
+    assert played.look(15 + DUMP_S) is Action.TERMINATE
     assert (played.report.reason, played.report.detail) == (StopReason.EXIT_TIMEOUT, "rank 0 still running")
 
 
@@ -308,8 +320,29 @@ def test_lingering() -> None:
     played.look(5 + LINGERING_NOTE_S + 1)
     assert played.notes == [(15, "every rank has finished, but rank 1, 2 does not exit")]
     assert played.look(5 + LINGERING_LIMIT_S - 0.1) is Action.WAIT
-    assert played.look(5 + LINGERING_LIMIT_S) is Action.TERMINATE
+    assert played.look(5 + LINGERING_LIMIT_S) is Action.DUMP
+    assert played.look(5 + LINGERING_LIMIT_S + DUMP_S) is Action.TERMINATE
     assert (played.report.reason, played.report.cause) == (StopReason.LINGERING, None)
+
+
+def test_a_failed_rank_that_does_not_end() -> None:
+    """A rank that stored an error has ten seconds to end; then it is the cause, and the group is ended."""
+    played = Played(nproc=3)
+    played.rules.failure_stored(2, BEGAN + 5)
+    played.rules.failure_stored(1, BEGAN + 6)
+    assert played.due == 5 + FAILURE_LINGERS_S
+    assert played.look(5 + FAILURE_LINGERS_S - 0.1) is Action.WAIT
+    assert played.look(5 + FAILURE_LINGERS_S) is Action.DUMP
+    assert played.look(5 + FAILURE_LINGERS_S + DUMP_S) is Action.TERMINATE
+    assert (played.report.reason, played.report.cause) == (StopReason.FAILURE_LINGERS, 2)
+
+
+def test_a_failed_rank_that_ends() -> None:
+    """A rank that stored an error and ends is judged by its exit code."""
+    played = Played()
+    played.rules.failure_stored(1, BEGAN + 5)
+    assert played.exit(6, 1, 1) is Action.TERMINATE
+    assert (played.report.reason, played.report.cause) == (StopReason.RANK_FAILED, 1)
 
 
 def test_outcomes_alone_end_nothing() -> None:

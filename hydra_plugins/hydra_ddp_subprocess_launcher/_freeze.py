@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import zlib
@@ -18,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ._errors import FreezeError
 from ._pickling import LocalPickle
 
+_log = logging.getLogger(__name__)
 _RESOLVER_NAME = re.compile(r"\$\{\s*([A-Za-z_][\w.]*)\s*:")
 _INTERPOLATION = re.compile(r"(\\*)(\$\{)")
 
@@ -51,9 +53,12 @@ class ComposeSpool:
         vars(self._loader).pop("load_sweep_config", None)
 
     def _put(self, overrides: tuple[str, ...], config: DictConfig) -> None:
-        # What cannot be pickled is composed again, and then named in the job's error.
-        with contextlib.suppress(Exception):
+        try:
             data = zlib.compress(self._pickle.dumps(config), level=1)
+        except Exception as error:  # noqa: BLE001  (a pickle can fail with anything)
+            # It is composed again when its turn comes, and then named in the job's error.
+            _log.debug("A config cannot be kept: %s: %s", type(error).__name__, error)
+        else:
             self._configs.setdefault(overrides, []).append(data)
 
     def take(self, overrides: Sequence[str]) -> DictConfig | None:

@@ -91,27 +91,46 @@ class LocalPickle:
     """
 
     def __init__(self) -> None:
-        self._kept: list[object] = []
-        self._places: dict[int, int] = {}
+        self._kept = _Kept()
 
     def dumps(self, obj: object) -> bytes:
         """Pickle; classes and functions are kept here and named by their place."""
         with io.BytesIO() as file:
-            pickler = pickle.Pickler(file, protocol=pickle.HIGHEST_PROTOCOL)
-            pickler.persistent_id = self._persistent_id  # type: ignore[method-assign]
-            pickler.dump(obj)
+            _LocalPickler(file, self._kept).dump(obj)
             return file.getvalue()
 
     def loads(self, data: bytes) -> Any:
         """Invert `dumps`."""
-        unpickler = pickle.Unpickler(io.BytesIO(data))
-        unpickler.persistent_load = self._kept.__getitem__  # type: ignore[method-assign]
-        return unpickler.load()
+        return _LocalUnpickler(io.BytesIO(data), self._kept).load()
 
-    def _persistent_id(self, obj: object) -> int | None:
-        if not isinstance(obj, type | FunctionType):
-            return None
-        place = self._places.setdefault(id(obj), len(self._kept))
-        if place == len(self._kept):
-            self._kept.append(obj)
+
+class _Kept:
+    """Objects in order, each once, by identity."""
+
+    def __init__(self) -> None:
+        self.objects: list[object] = []
+        self._places: dict[int, int] = {}
+
+    def place(self, obj: object) -> int:
+        place = self._places.setdefault(id(obj), len(self.objects))
+        if place == len(self.objects):
+            self.objects.append(obj)
         return place
+
+
+class _LocalPickler(pickle.Pickler):
+    def __init__(self, file: IO[bytes], kept: _Kept) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._kept = kept
+
+    def persistent_id(self, obj: object) -> int | None:
+        return self._kept.place(obj) if isinstance(obj, type | FunctionType) else None
+
+
+class _LocalUnpickler(pickle.Unpickler):
+    def __init__(self, file: IO[bytes], kept: _Kept) -> None:
+        super().__init__(file)
+        self._kept = kept
+
+    def persistent_load(self, pid: int) -> object:
+        return self._kept.objects[pid]

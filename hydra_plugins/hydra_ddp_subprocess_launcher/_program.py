@@ -138,7 +138,12 @@ def _start_directory(start: ProcessStart, module: str | None) -> str:
 
 def _own_arguments(start: ProcessStart, module: str | None) -> list[str]:
     """Return the arguments that the script took out of `sys.argv`, in order; refuse those it added."""
-    typed = list(start.orig_argv[_script_position(start, module) + 1 :])
+    position = _script_position(start, module)
+    if position is None:
+        # A tool ran the program under another name, such as `trace --module`: what it took for itself is not known.
+        typed = [argument for argument in start.orig_argv if argument in start.argv[1:]]
+    else:
+        typed = list(start.orig_argv[position + 1 :])
     kept = Counter(start.argv[1:])
     taken = []
     for argument in typed:
@@ -162,8 +167,8 @@ def _harmless(argument: str) -> bool:
     )
 
 
-def _script_position(start: ProcessStart, module: str | None) -> int:
-    """Return the place of the script's own element in the command line; the last one when it is not found."""
+def _script_position(start: ProcessStart, module: str | None) -> int | None:
+    """Return the place of the script's own element in the command line; None when it is not there."""
     typed = start.orig_argv
     if module is not None:
         for position in range(1, len(typed)):
@@ -173,7 +178,7 @@ def _script_position(start: ProcessStart, module: str | None) -> int:
     for position in range(1, len(typed)):
         if typed[position] == script:
             return position
-    return len(typed) - 1
+    return None
 
 
 def encode_overrides(overrides: Sequence[str]) -> str | None:

@@ -54,7 +54,8 @@ class GroupRules:
         self._detail = ""
         self._failures: dict[int, float] = {}
         self._kill_at: float | None = None
-        self._term_at = now
+        # After the stacks were asked for; None: they need not be waited for.
+        self._term_at: float | None = None
         self._dumped = False
         self._termed = False
         self._noted: set[str] = set()
@@ -122,7 +123,7 @@ class GroupRules:
             self._term_at = now + DUMP_S
             self._kill_at += DUMP_S
             return Action.DUMP
-        if not self._termed and now >= self._term_at:
+        if not self._termed and (self._term_at is None or now >= self._term_at):
             self._termed = True
             return Action.TERMINATE
         return Action.WAIT
@@ -181,7 +182,8 @@ class GroupRules:
     def next_due(self) -> float | None:
         """Return when `decide` could answer differently without a new event; None: never."""
         if self._kill_at is not None:
-            return self._kill_at if self._termed else min(self._kill_at, self._term_at)
+            waiting = self._term_at is not None and not self._termed
+            return min(self._kill_at, self._term_at) if waiting else self._kill_at  # type: ignore[type-var]
         return min((due for _, due in self._limit_times() if due is not None), default=None)
 
     def report(self) -> GroupReport:
