@@ -115,8 +115,9 @@ def _check_picklable(task_function: TaskFunction, reason: str) -> None:
     try:
         _pickling.dumps(task_function, None)
     except Exception as error:
+        name = getattr(task_function, "__qualname__", type(task_function).__name__)
         raise StartError(
-            f"The job function {getattr(task_function, '__qualname__', task_function)} cannot be handed to the ranks: {reason}, so it has to be pickled, and "
+            f"The job function {name} cannot be handed to the ranks: {reason}, so it has to be pickled, and "
             f"{type(error).__name__}: {error}. Put what cannot be pickled inside the function, or start the sweep "
             "from a script with hydra.main."
         ) from error
