@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -200,6 +201,15 @@ class ProcessHandle:
                 os.kill(self._pid, number)
             else:
                 signal.pidfd_send_signal(self._descriptor, number)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is known to have ended, reaped or not; False where the system does not tell."""
+        if self._descriptor is None:
+            return False
+        watch = select.poll()
+        watch.register(self._descriptor, select.POLLIN)
+        return bool(watch.poll(0))
 
     def close(self) -> None:
         """Let go."""

@@ -44,7 +44,7 @@ class RunningJob:
         began: Start of the ranks, monotonic seconds.
         keeper: The keeper's process; None: it has not answered yet.
         end_by: When the keeper has to be gone after an order to stop, monotonic seconds; None: no order.
-        lost_at: When its socket closed, monotonic seconds.
+        lost_at: When it had said its last word, or ended without one, monotonic seconds.
         report: The keeper's last word.
         buried: Whether the spawner said that the keeper and all below it are gone.
         compared: Whether `check_config` has been done.
@@ -85,7 +85,7 @@ class RunningJob:
                 lines.append(message.text)
             elif isinstance(message, _keeper.Started):
                 self.keeper = _process.ProcessHandle(message.keeper)
-        if self.channel.lost and self.lost_at is None:
+        if (self.channel.lost or self.report is not None) and self.lost_at is None:
             self.lost_at = time.monotonic()
         return lines
 
@@ -116,6 +116,9 @@ class RunningJob:
             if due and now > min(due):
                 # Its ranks die with it; what they leave behind, the spawner ends.
                 self.keeper.send(signal.SIGKILL)
+            if self.keeper.ended:
+                # Its socket is still open: a spawner that was stopped while it forked holds a copy.
+                self.lost_at = now
 
     def _insist_on_spawner(self, waited_s: float) -> None:
         if waited_s > 2 * _ANSWER_S:

@@ -1,0 +1,79 @@
+"""A job whose spawner stands still: noticed although the copy that it holds keeps the keeper's socket open."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
+from hydra_plugins.hydra_ddp_subprocess_launcher._keeper import Started
+from hydra_plugins.hydra_ddp_subprocess_launcher._plan import Attempt
+from hydra_plugins.hydra_ddp_subprocess_launcher._running import RunningJob
+from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, Limits
+
+NOTHING: Any = None
+
+
+@dataclass
+class FakeSpawner:
+    """Takes note of what is done to it."""
+
+    done: list[str] = field(default_factory=list)
+
+    def wake(self) -> None:
+        self.done.append("woken")
+
+    def kill(self) -> None:
+        self.done.append("killed")
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield Channel(ours), Channel(theirs)
+
+
+def running_job(link: Any, channel: Channel) -> RunningJob:
+    return RunningJob(NOTHING, NOTHING, NOTHING, Attempt(), "run", Limits(1.0), link, channel, [])
+
+
+def test_a_report_through_a_socket_that_stays_open(ends: tuple[Channel, Channel]) -> None:
+    """After the keeper's last word the spawner is asked for its own, whether the keeper's socket closes or not."""
+    spawner = FakeSpawner()
+    job = running_job(spawner, ends[0])
+    ends[1].send(GroupReport((), None, None))
+    job.hear()
+    now = time.monotonic()
+    assert not job.channel.lost
+    job.insist(now + 4)
+    assert spawner.done == []
+    job.insist(now + 6)
+    job.insist(now + 11)
+    assert spawner.done == ["woken", "killed"]
+
+
+def test_a_killed_keeper_behind_a_socket_that_stays_open(ends: tuple[Channel, Channel]) -> None:
+    """A keeper that ended without a last word is missed by its pid, whether its socket closes or not."""
+    spawner = FakeSpawner()
+    job = running_job(spawner, ends[0])
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as keeper:
+        ends[1].send(Started(keeper.pid, ()))
+        job.hear()
+        now = time.monotonic()
+        job.insist(now)
+        assert job.lost_at is None
+        keeper.kill()
+    job.insist(now)
+    assert job.lost_at == now
+    job.insist(now + 11)
+    assert spawner.done == ["killed"]
+    assert job.keeper is not None
+    job.keeper.close()
