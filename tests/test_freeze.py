@@ -1,0 +1,473 @@
+"""A job's config made final: caches filled, the run directory literal, and what the sweeper composed kept."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.conf import HydraConf
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import setup_globals
+from hypothesis import example, given
+from hypothesis import strategies as st
+from omegaconf import DictConfig, OmegaConf
+
+from hydra_plugins.hydra_ddp_subprocess_launcher import _freeze, _pickling
+from hydra_plugins.hydra_ddp_subprocess_launcher._errors import FreezeError
+from hydra_plugins.hydra_ddp_subprocess_launcher._freeze import ComposeSpool
+
+# The old spellings of Hydra 1.3 and OmegaConf 2.3, which the next versions warn of.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:register_new_resolver"),
+    pytest.mark.filterwarnings("ignore:The version_base parameter is deprecated"),
+]
+# `hydra:` and `now:`, which Hydra registers when it starts.
+setup_globals()
+
+
+@pytest.fixture
+def resolver() -> Iterator[Callable[..., None]]:
+    """Register resolvers that are gone after the test."""
+    names = []
+
+    def register(name: str, function: Callable[..., Any], *, use_cache: bool) -> None:
+        OmegaConf.register_new_resolver(name, function, use_cache=use_cache)
+        names.append(name)
+
+    yield register
+    for name in names:
+        OmegaConf.clear_resolver(name)
+
+
+def counting() -> Callable[..., str]:
+    """Return a resolver that gives another value at each call."""
+    calls = itertools.count()
+    return lambda *args: "-".join(map(str, (*args, next(calls))))
+
+
+def hydra_node(**job: Any) -> dict[str, Any]:
+    """Return what freezing needs of Hydra's own node."""
+    return {
+        "job": {"name": "app", "chdir": False, "env_set": {}, **job},
+        "runtime": {"cwd": "/start"},
+        "sweep": {"dir": "/sweep", "subdir": "${hydra:job.num}"},
+        "mode": "MULTIRUN",
+        "overrides": {"task": [], "hydra": []},
+    }
+
+
+def job_config(content: dict[str, Any] | None = None, **hydra: Any) -> DictConfig:
+    """Return a composed job's config: the user's keys and Hydra's, read-only and closed as Hydra makes it."""
+    config = OmegaConf.create({**(content or {}), "hydra": OmegaConf.structured(HydraConf)})
+    config.hydra.merge_with({**hydra_node(), **hydra})
+    OmegaConf.set_struct(config, True)
+    OmegaConf.set_readonly(config.hydra, True)
+    assert isinstance(config, DictConfig)
+    return config
+
+
+def travelled(config: DictConfig) -> DictConfig:
+    """Return what a rank gets of a config."""
+    copy = _pickling.loads(_pickling.dumps(config, None))
+    assert isinstance(copy, DictConfig)
+    return copy
+
+
+# --- filling caches
+
+
+def test_cached_resolvers_are_filled(resolver: Callable[..., None]) -> None:
+    """Every copy of a config that was filled has one value of a cached resolver, wherever it stands."""
+    resolver("count", counting(), use_cache=True)
+    resolver("ns.count", counting(), use_cache=True)
+    config = job_config(
+        {
+            "plain": "${count:}",
+            "in_text": "a ${ count : x} b",
+            "in_list": [{"deep": "${count:y}"}, "${ns.count:}"],
+            "nested": "${oc.decode:${count:z}}",
+            "behind": "${plain}",
+        }
+    )
+    _freeze.fill_caches(config)
+    copies = [travelled(config) for _ in range(2)]
+    values = [OmegaConf.to_container(copy, resolve=False) for copy in copies]
+    assert values[0] == OmegaConf.to_container(config, resolve=False), "interpolations stay as they are written"
+    for read in (
+        lambda copy: copy.plain,
+        lambda copy: copy.in_text,
+        lambda copy: copy.in_list[0].deep,
+        lambda copy: copy.in_list[1],
+        lambda copy: copy.nested,
+        lambda copy: copy.behind,
+    ):
+        assert read(copies[0]) == read(copies[1]) == read(config)
+
+
+def test_hydras_now_is_filled() -> None:
+    """`${now:}` is the same moment in every rank."""
+    config = job_config({"moment": "${now:%S.%f}"})
+    OmegaConf.register_new_resolver("now", lambda pattern: str(os.urandom(8)), use_cache=True, replace=True)
+    try:
+        _freeze.fill_caches(config)
+        assert travelled(config).moment == travelled(config).moment == config.moment
+    finally:
+        OmegaConf.clear_resolver("now")
+
+
+def test_uncached_resolvers_stay_lazy(resolver: Callable[..., None]) -> None:
+    """An uncached resolver is not called when a config is frozen, and gives each process its own value."""
+    calls = []
+    resolver("mine", lambda: calls.append(1) or len(calls), use_cache=False)
+    config = job_config({"mine": "${mine:}", "env": "${oc.env:FREEZE_TEST,unset}", "where": "${hydra:runtime.cwd}"})
+    _freeze.fill_caches(config)
+    assert calls == []
+    copy = travelled(config)
+    assert (copy.mine, copy.mine) == (1, 2)
+    os.environ["FREEZE_TEST"] = "set"
+    try:
+        assert copy.env == "set"
+    finally:
+        del os.environ["FREEZE_TEST"]
+
+
+def test_what_cannot_be_resolved_does_not_matter(resolver: Callable[..., None]) -> None:
+    """A cached resolver that raises, whatever it raises, leaves the others filled, and raises again when used."""
+
+    def fails() -> None:
+        raise RuntimeError("no")
+
+    resolver("fails", fails, use_cache=True)
+    resolver("count", counting(), use_cache=True)
+    config = job_config({"a": "${fails:}", "b": "${count:${missing}}", "c": "${count:}", "d": "???", "e": None})
+    _freeze.fill_caches(config)
+    assert travelled(config).c == travelled(config).c
+    with pytest.raises(Exception, match="no"):
+        _ = travelled(config).a
+
+
+def test_interpolated_containers(resolver: Callable[..., None]) -> None:
+    """A cached resolver that gives a whole dict or list is filled like any other."""
+    count = itertools.count()
+    resolver("table", lambda: {"x": next(count)}, use_cache=True)
+    config = job_config({"table": "${table:}", "other": {"list": "${table:}"}})
+    _freeze.fill_caches(config)
+    assert travelled(config).table == travelled(config).table
+    assert travelled(config).other.list["x"] == travelled(config).table["x"]
+
+
+# --- freezing
+
+
+def test_freeze(resolver: Callable[..., None]) -> None:
+    """A job's number, id and run directory become literals; Hydra's sweep section stays as the user wrote it."""
+    resolver("count", counting(), use_cache=True)
+    config = job_config({"c": "${count:}"}, sweep={"dir": "/sweep", "subdir": "${hydra:job.num}_${count:}"})
+    run_dir, _ = _freeze.freeze(config, 7)
+    assert run_dir.startswith("/sweep/7_")
+    for frozen in (config, travelled(config)):
+        assert (frozen.hydra.job.id, frozen.hydra.job.num) == ("7", 7)
+        assert frozen.hydra.runtime.output_dir == run_dir
+        assert OmegaConf.to_container(frozen.hydra.sweep, resolve=False) == {
+            "dir": "/sweep",
+            "subdir": "${hydra:job.num}_${count:}",
+        }
+        assert OmegaConf.is_readonly(frozen.hydra) and OmegaConf.is_struct(frozen)
+    assert travelled(config).c == config.c
+
+
+def test_a_random_run_directory_is_one_directory(resolver: Callable[..., None]) -> None:
+    """A run directory that an uncached resolver makes up is resolved once."""
+    resolver("random", lambda: os.urandom(4).hex(), use_cache=False)
+    config = job_config(sweep={"dir": "/sweep", "subdir": "${random:}"})
+    run_dir, _ = _freeze.freeze(config, 0)
+    assert travelled(config).hydra.runtime.output_dir == config.hydra.runtime.output_dir == run_dir
+
+
+def test_a_relative_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative sweep directory is meant from where the process is when the job is frozen."""
+    monkeypatch.chdir(tmp_path)
+    config = job_config(sweep={"dir": "multirun/now", "subdir": "${hydra.job.num}"})
+    assert _freeze.freeze(config, 3)[0] == str(tmp_path / "multirun" / "now" / "3")
+
+
+@pytest.mark.parametrize("name", ["a ${b}", "back\\${slash}", "100%", "it's", "$x", "${", "\\"])
+def test_a_run_directory_that_looks_like_an_interpolation(name: str) -> None:
+    """A folder may be called anything; the literal directory is read back as it is."""
+    config = job_config(sweep={"dir": "/sweep", "subdir": _freeze.escape_interpolations(name)})
+    assert _freeze.freeze(config, 0)[0] == f"/sweep/{name}"
+    assert travelled(config).hydra.runtime.output_dir == f"/sweep/{name}"
+
+
+def test_a_run_directory_that_cannot_be_resolved() -> None:
+    """A run directory that cannot be resolved is this job's error, with its number and the reason."""
+    config = job_config(sweep={"dir": "${nowhere}", "subdir": "0"})
+    with pytest.raises(FreezeError, match=r"(?s)run directory of job 4 cannot be resolved: .*nowhere"):
+        _freeze.freeze(config, 4)
+
+
+@given(st.text(st.sampled_from("\\${}a:.'\" ")))
+@example("\\\\${x}\\")
+@example("${")
+@example("a\\")
+def test_escaped_text_comes_back(text: str) -> None:
+    """OmegaConf resolves what `escape_interpolations` returns to the text that went in."""
+    config = OmegaConf.create({"x": None, "y": 1})
+    config.x = _freeze.escape_interpolations(text)
+    assert config.x == text
+
+
+@given(st.text())
+def test_any_escaped_text_comes_back(text: str) -> None:
+    """So it does for text of all kinds."""
+    assert OmegaConf.create({"x": _freeze.escape_interpolations(text)}).x == text
+
+
+# --- `${hydra:…}`
+
+
+def put_back_after_an_error(probe: DictConfig) -> None:
+    with _freeze.hydra_config(job_config(job={"name": "inner"})):
+        assert probe.name == "inner"
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("earlier", [None, "outer"])
+def test_hydra_config_is_put_back(earlier: str | None) -> None:
+    """`${hydra:…}` means the given config within the block, and what it meant before after it, also after an error."""
+    holder = HydraConfig.instance()
+    before = holder.cfg
+    try:
+        holder.cfg = None
+        if earlier is not None:
+            holder.set_config(job_config(job={"name": earlier}))
+        outer = holder.cfg
+        probe = OmegaConf.create({"name": "${hydra:job.name}"})
+        with pytest.raises(ZeroDivisionError):
+            put_back_after_an_error(probe)
+        assert holder.cfg is outer
+    finally:
+        holder.cfg = before
+
+
+def test_env_set() -> None:
+    """`env_set` is resolved for its job, and every value is text."""
+    config = job_config({"lr": 0.1}, job={"name": "app", "env_set": {"A": "job${hydra:job.num}", "B": 1, "C": "${lr}"}})
+    _, env_set = _freeze.freeze(config, 5)
+    assert env_set == {"A": "job5", "B": "1", "C": "0.1"}
+
+
+def test_an_env_set_that_cannot_be_resolved() -> None:
+    """A value of `env_set` that cannot be resolved is this job's error."""
+    with pytest.raises(FreezeError, match=r"(?s)hydra\.job\.env_set cannot be resolved: .*nowhere"):
+        _freeze.freeze(job_config(job={"name": "app", "env_set": {"A": "${nowhere}"}}), 0)
+
+
+# --- what cannot be pickled
+
+
+@dataclass
+class Typed:
+    """A structured config with room for anything."""
+
+    anything: Any = None
+    parts: list[Any] = field(default_factory=list)
+
+
+def dump(value: object) -> bytes:
+    return _pickling.dumps(value, None)
+
+
+def with_lock(**where: Any) -> DictConfig:
+    config = OmegaConf.create({"a": {"b": 1}, **where}, flags={"allow_objects": True})
+    assert isinstance(config, DictConfig)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("where", "key"),
+    [
+        ({"x": threading.Lock()}, "x"),
+        ({"x": {"y": [1, {"z": threading.Lock()}]}}, "x.y[1].z"),
+        ({"x": [[threading.Lock()]]}, "x[0][0]"),
+        ({"x": Typed(parts=[0, threading.Lock()])}, "x.parts[1]"),
+    ],
+)
+def test_the_key_that_cannot_be_pickled(where: dict[str, Any], key: str) -> None:
+    """The key in the config is named in full, with the kind of value and the pickler's reason."""
+    found = _freeze.unpicklable_key(with_lock(**where), dump)
+    assert found is not None
+    assert found.startswith(f"{key} (lock: ")
+    assert "cannot pickle" in found
+
+
+def test_a_cached_value_that_cannot_be_pickled(resolver: Callable[..., None]) -> None:
+    """A cached resolver's value travels with the config: the key that names the resolver is at fault."""
+    resolver("lock", lambda: threading.Lock(), use_cache=True)  # noqa: PLW0108  (OmegaConf inspects it)
+    config = with_lock(x={"lock": "${lock:}"})
+    _freeze.fill_caches(config)
+    assert (_freeze.unpicklable_key(config, dump) or "").startswith("x.lock (lock: ")
+
+
+def test_a_config_that_can_be_pickled() -> None:
+    """Where everything can be pickled, no key is named; what is missing or not resolvable does not matter."""
+    config = with_lock(m="???", n=None, i="${nowhere}", t=Typed, d={}, e=[], s="${a}", y=Typed(), z=("a", 1))
+    assert _freeze.unpicklable_key(config, dump) is None
+
+
+# --- the values that ranks compare
+
+
+def test_resolved_values() -> None:
+    """Each key that holds a value is there once, in full, resolved and as text; an error is a value, too."""
+    config = OmegaConf.create(
+        {"a": {"b": 1, "c": ["x", {"d": None}]}, "ref": "${a.b}", "tree": "${a}", "bad": "${nowhere}", "m": "???"}
+    )
+    assert isinstance(config, DictConfig)
+    assert _freeze.resolved_values(config) == {
+        "a.b": "1",
+        "a.c[0]": "'x'",
+        "a.c[1].d": "None",
+        "ref": "1",
+        "tree": repr({"b": 1, "c": ["x", {"d": None}]}),
+        "bad": "<InterpolationKeyError>",
+        "m": "<MissingMandatoryValue>",
+    }
+
+
+# --- the spool
+
+
+class Loader:
+    """Stand in for Hydra's config loader: every composition is another config."""
+
+    def __init__(self) -> None:
+        self.composed: list[list[str]] = []
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        self.composed.append(sweep_overrides)
+        config = OmegaConf.create({"n": len(self.composed), "o": sweep_overrides}, flags={"allow_objects": True})
+        assert isinstance(config, DictConfig)
+        return config
+
+
+MASTER = OmegaConf.create({})
+
+
+def test_what_was_composed_is_not_composed_again() -> None:
+    """A config that the sweeper composed is given out for the same overrides, once, in the order of composition."""
+    loader = Loader()
+    spool = ComposeSpool(loader)
+    spool.record()
+    seen = [loader.load_sweep_config(MASTER, list(overrides)) for overrides in (["a=1"], ["a=2"], ["a=1"])]
+    assert [config.n for config in seen] == [1, 2, 3]
+    assert len(loader.composed) == 3
+    first, second = spool.take(["a=1"]), spool.take(["a=1"])
+    assert first == seen[0] and second == seen[2] and first is not seen[0]
+    assert spool.take(["a=1"]) is None
+    assert spool.take(["a=3"]) is None
+    assert spool.take(("a=2",)) == seen[1]
+
+
+def test_the_order_of_overrides_matters() -> None:
+    """Two jobs with the same overrides in another order are two jobs."""
+    loader = Loader()
+    spool = ComposeSpool(loader)
+    spool.record()
+    loader.load_sweep_config(MASTER, ["a=1", "b=2"])
+    assert spool.take(["b=2", "a=1"]) is None
+    assert spool.take(["a=1", "b=2"]) is not None
+
+
+def test_a_spool_that_has_stopped() -> None:
+    """After `stop` the loader is as it was, nothing more is kept, and what was kept is still there, until `clear`."""
+    loader = Loader()
+    spool = ComposeSpool(loader)
+    spool.stop()
+    spool.record()
+    loader.load_sweep_config(MASTER, ["a=1"])
+    loader.load_sweep_config(MASTER, ["a=2"])
+    spool.stop()
+    assert "load_sweep_config" not in vars(loader)
+    loader.load_sweep_config(MASTER, ["a=3"])
+    assert spool.take(["a=3"]) is None
+    assert spool.take(["a=1"]) is not None
+    spool.clear()
+    assert spool.take(["a=2"]) is None
+    spool.record()
+    loader.load_sweep_config(MASTER, ["a=4"])
+    assert spool.take(["a=4"]) is not None
+
+
+def test_another_loader_is_not_watched() -> None:
+    """Only the sweep's own loader is watched, and none of its class."""
+    loader, other = Loader(), Loader()
+    spool = ComposeSpool(loader)
+    spool.record()
+    other.load_sweep_config(MASTER, ["a=1"])
+    assert spool.take(["a=1"]) is None
+
+
+def test_a_change_after_composition_is_not_seen() -> None:
+    """What the sweeper does to its config later does not reach the job."""
+    loader = Loader()
+    spool = ComposeSpool(loader)
+    spool.record()
+    loader.load_sweep_config(MASTER, ["a=1"]).n = 99
+    taken = spool.take(["a=1"])
+    assert taken is not None and taken.n == 1
+
+
+def test_a_config_that_cannot_be_spooled() -> None:
+    """A config that cannot be pickled is passed on all the same, and composed again for its job."""
+    loader = Loader()
+    compose_it = loader.load_sweep_config
+
+    def with_lock_inside(master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        config = compose_it(master_config, sweep_overrides)
+        config.lock = threading.Lock()
+        return config
+
+    loader.load_sweep_config = with_lock_inside  # type: ignore[method-assign]
+    spool = ComposeSpool(loader)
+    spool.record()
+    with pytest.raises(TypeError, match="pickle"):
+        pickle.dumps(loader.load_sweep_config(MASTER, ["a=1"]))
+    assert spool.take(["a=1"]) is None
+
+
+def test_types_survive_the_spool(tmp_path: Path) -> None:
+    """A config that Hydra composed comes out of the spool with its types, flags and Hydra's own node."""
+
+    @dataclass
+    class Local:
+        """A class that no name finds."""
+
+        x: int = 1
+        y: str = "${x}"
+
+    (tmp_path / "config.yaml").write_text("a: 1\nb: ${a}\n")
+    with initialize_config_dir(version_base=None, config_dir=str(tmp_path)):
+        composed = compose("config", overrides=["a=2"], return_hydra_config=True)
+    OmegaConf.set_struct(composed, False)
+    composed.local = Local
+    OmegaConf.set_struct(composed, True)
+    loader = Loader()
+    loader.load_sweep_config = lambda master_config, sweep_overrides: composed  # type: ignore[method-assign]
+    spool = ComposeSpool(loader)
+    spool.record()
+    loader.load_sweep_config(MASTER, ["a=2"])
+    taken = spool.take(["a=2"])
+    assert taken is not None
+    assert OmegaConf.get_type(taken.local) is Local
+    assert OmegaConf.get_type(taken.hydra) is OmegaConf.get_type(composed.hydra)
+    assert OmegaConf.is_struct(taken) and taken.b == 2
+    assert OmegaConf.to_container(taken, resolve=False) == OmegaConf.to_container(composed, resolve=False)
