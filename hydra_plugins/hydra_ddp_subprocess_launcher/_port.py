@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from dataclasses import dataclass
 
@@ -58,6 +59,9 @@ def reserve_port(address: str | None, number: int | None) -> ReservedPort:
         except OSError as error:
             holder.close()
             tried.append(f"{host}, port {number or 'any'}: {error.strerror}")
+            if error.errno == errno.EADDRINUSE:
+                # The address is good: another one would only hide that somebody has the port.
+                break
             continue
         return ReservedPort(host, holder.getsockname()[1], holder)
     raise StartError(
