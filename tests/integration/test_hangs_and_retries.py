@@ -411,7 +411,7 @@ def test_what_is_restarted(runner: Runner, step: str) -> None:
         env={"BEHAVE_AGAIN": "1"},
     )
     assert notes.statuses() == ["COMPLETED"]
-    assert [one["HYDRA_DDP_ATTEMPT"] for one in attempts(notes, 0)] == ["0", "1"]
+    assert [one["HYDRA_DDP_ATTEMPT"] for one in attempts(notes, 0, rank=1)] == ["0", "1"]
 
 
 def test_no_restart_after_ctrl_c(runner: Runner) -> None:
