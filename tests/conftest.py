@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,11 @@ APPS = Path(__file__).parent / "apps"
 # Every process that a test starts carries this variable with a value of its own, so that left-overs can be found.
 # No HYDRA_DDP_…: those of the launching process do not reach a rank.
 MARKER = "LAUNCHER_TEST_MARKER"
+
+
+def _default_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,8 @@ class Runner:
             stderr=subprocess.PIPE,
             text=True,
             errors="surrogateescape",
+            # Who runs the tests under nohup or in the background would hand ignored signals down.
+            preexec_fn=_default_signals,  # noqa: PLW1509  (tests have one thread)
             **options,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Mapping
@@ -22,9 +23,7 @@ def find_devices(chosen: tuple[str, ...] | None, variable: str, environ: Mapping
     Raises:
         OptionError: when the option names a device that this process may not see.
     """
-    visible = (
-        tuple(part.strip() for part in environ[variable].split(",") if part.strip()) if variable in environ else None
-    )
+    visible = _visible_ids(environ[variable]) if variable in environ else None
     if chosen is None:
         return visible if visible is not None else _ask_nvml()
     outside = [device for device in chosen if visible is not None and device not in visible]
@@ -34,6 +33,12 @@ def find_devices(chosen: tuple[str, ...] | None, variable: str, environ: Mapping
             "allow. Choose among those, or change the variable."
         )
     return chosen
+
+
+def _visible_ids(value: str) -> tuple[str, ...]:
+    # CUDA reads the list up to the first id that is none; -1 and NoDevFiles are how people say "no devices".
+    ids = (part.strip() for part in value.split(","))
+    return tuple(itertools.takewhile(lambda one: one and not one.startswith("-") and one != "NoDevFiles", ids))
 
 
 def _ask_nvml() -> tuple[str, ...]:

@@ -145,8 +145,11 @@ def write_outcome(paths: JobPaths, rank: int, outcome: Outcome) -> None:
     write_private(paths.outcome(rank), pickle.dumps(outcome))
 
 
-def read_outcome(paths: JobPaths, rank: int) -> Outcome | None:
-    """Load an outcome; None when the rank stored none, or none that can be trusted and read."""
+def read_outcome(paths: JobPaths, rank: int, run_id: str) -> Outcome | None:
+    """Load an outcome; None when the rank stored none, or none that can be trusted and read.
+
+    One with another `run_id` is of another sweep, which took over the run directory: it says nothing about this job.
+    """
     try:
         descriptor = os.open(paths.outcome(rank), os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -160,4 +163,4 @@ def read_outcome(paths: JobPaths, rank: int) -> Outcome | None:
             outcome = pickle.load(file)
         except Exception:  # noqa: BLE001  (a damaged pickle can raise anything; the exit code then has the word)
             return None
-    return outcome if isinstance(outcome, Outcome) else None
+    return outcome if isinstance(outcome, Outcome) and outcome.run_id == run_id else None

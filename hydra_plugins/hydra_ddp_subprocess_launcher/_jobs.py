@@ -6,6 +6,7 @@ import logging
 import os
 import selectors
 import signal
+import sys
 import time
 from collections import deque
 
@@ -16,7 +17,7 @@ from . import _environment, _keeper, _machine, _results, _signals
 from ._channel import Channel
 from ._choices import OnConfigDifference
 from ._errors import JobFailedError, LauncherError, OptionError, StartError
-from ._logs import terminal
+from ._logs import Terminal
 from ._plan import Attempt, Place, PlannedJob, plan_job, write_job
 from ._port import reserve_port
 from ._report import JobResult, duration, override_line
@@ -30,6 +31,8 @@ _log = logging.getLogger(__name__)
 _LOOK_INTERVAL_S = 0.1
 # Seconds between two looks at keepers that may have stopped answering.
 _INSIST_INTERVAL_S = 1.0
+# Pieces of one log to show before the loop looks at everything else.
+_SHOWN_PIECES = 16
 
 
 class Batch:
@@ -50,6 +53,8 @@ class Batch:
         self._results: dict[int, JobResult] = {}
         self._spawner: SpawnerLink | None = None
         self._stopped_by: int | None = None
+        self._terminal = Terminal(sys.stdout)
+        self._log_waits = False
         settings, pool = sweep.settings, sweep.pool
         nproc = pool.nproc(settings.nproc_per_node)
         self._at_once = pool.most_jobs(nproc, settings.max_parallel_jobs)
@@ -201,6 +206,8 @@ class Batch:
             try:
                 return self._spawner, Channel(self._spawner.start_keeper(number))
             except OSError:
+                if not self._spawner.lost:
+                    raise
                 # It was killed since we heard from it. Its jobs go on; this one gets a new spawner.
                 _log.debug("The spawner is gone; starting another")
 
@@ -209,6 +216,8 @@ class Batch:
     def _wait(self, timeout: float | None) -> None:
         if timeout is None and self._running:
             timeout = _LOOK_INTERVAL_S if self._looks_are_due() else _INSIST_INTERVAL_S
+        if self._log_waits:
+            timeout = 0.0 if self._terminal.drain() else _LOOK_INTERVAL_S
         for key in list(self._selector.get_map().values()):
             if isinstance(key.data, RunningJob):
                 write = selectors.EVENT_WRITE if key.data.channel.wants_to_write else 0
@@ -238,13 +247,29 @@ class Batch:
             link.close()
 
     def _look_at_running(self) -> None:
+        self._log_waits = False
         for job in list(self._running.values()):
-            for tee in job.tees:
-                tee.pump(terminal(), last=job.over)
+            over = job.over
+            shown = self._show_logs(job, last=over)
+            self._log_waits |= not shown
             self._compare_configs(job)
             job.insist(time.monotonic())
-            if job.over:
+            if over and (shown or self._stopped_by is not None):
                 self._end(job)
+
+    def _show_logs(self, job: RunningJob, *, last: bool) -> bool:
+        """Show what is new in a job's logs, a bounded amount at a time; return whether all is shown."""
+        for tee in job.tees:
+            for _ in range(_SHOWN_PIECES):
+                if not self._terminal.drain():
+                    return False
+                text = tee.read(last=last)
+                if not text:
+                    break
+                self._terminal.show(text)
+            else:
+                return False
+        return self._terminal.drain()
 
     def _compare_configs(self, job: RunningJob) -> None:
         rule = self._sweep.settings.check_config
@@ -261,7 +286,7 @@ class Batch:
         job.close()
         del self._running[job.plan.number]
         self._compare_configs(job)
-        verdict = job.verdict()
+        verdict = self._verdict(job)
         again = None if self._stopped_by is not None else job.next_attempt(verdict, self._sweep.settings)
         if job.difference and self._sweep.settings.check_config is OnConfigDifference.error:
             # The ranks may have been done before the difference was seen. To start again would not mend it.
@@ -274,6 +299,13 @@ class Batch:
         self._sweep.pool.give_back(job.place.lease)
         seconds = time.monotonic() - job.began
         self._finish(job.plan.number, job.plan.config, job.plan.run_dir, seconds, verdict)
+
+    def _verdict(self, job: RunningJob) -> Verdict:
+        try:
+            return job.verdict()
+        except Exception as error:  # noqa: BLE001  (a value or exception of the user's may raise wherever it is touched)
+            why = f"what its ranks stored cannot be used: {type(error).__name__}: {error}"
+            return _results.failed_before_start(JobFailedError(f"{why}\nThe logs are in {job.paths.folder}."))
 
     def _finish(
         self, number: int, config: DictConfig | None, run_dir: str, seconds: float | None, verdict: Verdict
@@ -290,8 +322,9 @@ class Batch:
 
 
 def _readable(error: Exception, plan: PlannedJob) -> Exception:
-    if isinstance(error, OSError):
-        return StartError(
-            f"The run directory {plan.run_dir} cannot be used: {error.strerror or error}: {error.filename}"
-        )
-    return error
+    if not isinstance(error, OSError):
+        return error
+    why = error.strerror or str(error)
+    if error.filename is None:
+        return StartError(f"The job could not be started: {why}.")
+    return StartError(f"The run directory {plan.run_dir} cannot be used: {why}: {error.filename}")

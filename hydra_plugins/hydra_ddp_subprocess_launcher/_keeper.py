@@ -5,6 +5,7 @@ Nothing here waits for the launching process, which may be busy for a second at 
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import signal
@@ -19,8 +20,10 @@ from ._rules import Action, GroupRules
 from ._specs import GroupReport, GroupSpec
 
 # Seconds between two looks at the outcome files, and between two rounds of SIGKILL.
-_LOOK_INTERVAL_S = 1.0
+_LOOK_INTERVAL_S = 0.5
 _KILL_INTERVAL_S = 0.01
+# Seconds of SIGKILL after which what is left is given up: another user's process, or one that waits for a dead disk.
+_GIVE_UP_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -115,21 +118,28 @@ class _Group:
     def run(self) -> GroupReport:
         self._start_ranks()
         action = Action.WAIT
-        while self._rules.running or _process.has_children():
+        give_up_at = math.inf
+        while (self._rules.running or _process.has_children()) and time.monotonic() < give_up_at:
             self._wait(action)
             self._reap()
             self._look_for_outcomes()
             action = self._rules.decide(time.monotonic())
+            if action is Action.KILL and give_up_at == math.inf:
+                give_up_at = time.monotonic() + _GIVE_UP_S
             self._act(action)
             for line in self._rules.notes(time.monotonic()):
                 self._tell(Note(line))
+        if _process.has_children():
+            left = " ".join(map(str, _process.descendants(_process.own_children())))
+            self._tell(Note(f"cannot be ended, and may hold its devices: process {left}"))
         return replace(self._rules.report(), began_at=self._began_at)
 
     def _act(self, action: Action) -> None:
         if action is Action.DUMP:
             _signals.dump_stacks(self._running_pids())
         elif action is Action.TERMINATE:
-            everyone = _process.descendants(_process.own_children())
+            failing = [pid for pid, rank in self._rank_of.items() if rank in self._rules.failing]
+            everyone = _process.descendants([pid for pid in _process.own_children() if pid not in failing])
             _signals.send_signal(everyone, signal.SIGTERM)
             # One that is stopped could not obey.
             _signals.send_signal(everyone, signal.SIGCONT)

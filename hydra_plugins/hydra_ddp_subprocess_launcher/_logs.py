@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import codecs
 import os
-import sys
+import select
 from typing import TextIO
 
 _TAIL_BYTES = 16 * 1024
-_READ_BYTES = 1 << 20
+_READ_BYTES = 64 * 1024
+# Characters: a pipe that takes anything takes 4096 bytes, and a character has at most four.
+_PIECE = 1024
 
 
 def last_lines(path: str, count: int) -> list[str]:
@@ -24,11 +26,11 @@ def last_lines(path: str, count: int) -> list[str]:
 
 
 class LogTee:
-    """Copy what arrives in one rank's log to the terminal.
+    """Read what arrives in one rank's log, as it is to be shown on the terminal.
 
     Args:
         path: The log.
-        prefix: Put before each line, which is then shown when it is whole; empty: show bytes as they come, so that
+        prefix: Put before each line, which is then shown when it is whole; empty: show text as it comes, so that
             progress bars move.
     """
 
@@ -39,43 +41,71 @@ class LogTee:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._rest = ""
 
-    def pump(self, out: TextIO, *, last: bool = False) -> None:
-        """Copy what is new.
+    def read(self, *, last: bool = False) -> str:
+        """Return the next piece; empty: there is nothing new.
 
         Args:
-            out: The terminal.
-            last: Nothing more will come: show an unfinished line, too.
+            last: Nothing more will come: an unfinished line is shown, too.
         """
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._offset)
-                while data := file.read(_READ_BYTES):
-                    self._offset += len(data)
-                    self._show(self._decoder.decode(data), out)
+                data = file.read(_READ_BYTES)
         except OSError:
-            return  # Not there yet, or the run directory is gone: the log is what counts, this is a copy.
-        if last and self._rest:
-            self._show("\n", out)
-
-    def _show(self, text: str, out: TextIO) -> None:
-        if self._prefix:
-            *lines, self._rest = (self._rest + text).split("\n")
-            text = "".join(f"{self._prefix}{line.rsplit(chr(13), 1)[-1]}\n" for line in lines)
-        write_replacing(out, text)
-
-
-def write_replacing(out: TextIO, text: str) -> None:
-    """Write text; what the terminal's encoding lacks becomes a question mark."""
-    if not text:
-        return
-    try:
-        out.write(text)
-    except UnicodeEncodeError:
-        encoding = out.encoding or "ascii"
-        out.write(text.encode(encoding, "replace").decode(encoding))
-    out.flush()
+            return ""  # Not there yet, or the run directory is gone: the log is what counts, this is a copy.
+        self._offset += len(data)
+        text = self._decoder.decode(data)
+        if last and not data and self._rest:
+            text = "\n"
+        if not self._prefix:
+            return text
+        *lines, self._rest = (self._rest + text).split("\n")
+        shown = "".join(f"{self._prefix}{line.rsplit(chr(13), 1)[-1]}\n" for line in lines)
+        # A piece of a long line is something new, too, although it cannot be shown yet.
+        return shown if shown or not data else self.read(last=last)
 
 
-def terminal() -> TextIO:
-    """Return where rank output is shown."""
-    return sys.stdout
+class Terminal:
+    """Write to the terminal without waiting for it: a reader that is slow, or gone, must not hold up the launcher.
+
+    Args:
+        out: Standard output; None: it is closed.
+    """
+
+    def __init__(self, out: TextIO | None) -> None:
+        self._out = out
+        self._waiting = ""
+
+    def show(self, text: str) -> None:
+        """Queue text and write what the terminal takes now."""
+        self._waiting += text
+        self.drain()
+
+    def drain(self) -> bool:
+        """Write what the terminal takes now, and return whether nothing waits."""
+        try:
+            while self._waiting and self._out is not None and self._is_writable():
+                piece, self._waiting = self._waiting[:_PIECE], self._waiting[_PIECE:]
+                self._out.write(self._encodable(piece))
+                self._out.flush()
+        except (OSError, ValueError):
+            # It was closed, or its reader is gone. The logs have everything.
+            self._out = None
+        if self._out is None:
+            self._waiting = ""
+        return not self._waiting
+
+    def _is_writable(self) -> bool:
+        assert self._out is not None
+        try:
+            descriptor = self._out.fileno()
+        except (OSError, ValueError, AttributeError):
+            return True  # Not a file of the system's, such as pytest's or a notebook's.
+        watch = select.poll()
+        watch.register(descriptor, select.POLLOUT)
+        return bool(watch.poll(0))
+
+    def _encodable(self, text: str) -> str:
+        """Return the text with a question mark for what the terminal's encoding lacks."""
+        encoding = getattr(self._out, "encoding", None) or "utf-8"
+        return text.encode(encoding, "replace").decode(encoding)

@@ -30,9 +30,9 @@ def outcome_of(job_return: JobReturn, main: Mapping[str, Any] | None, *, with_va
         return failure(job_return._return_value, main, remote), 1
     if not with_value:
         return Outcome(completed=True), 0
-    value = portable(job_return.return_value)
+    value = job_return.return_value
     try:
-        return Outcome(completed=True, value=_pickling.dumps(value, main)), 0
+        return Outcome(completed=True, value=_pickling.dumps(portable(value), main)), 0
     except Exception as error:  # noqa: BLE001  (a pickle can fail with anything)
         lost = f"a {type(value).__name__} that cannot be pickled ({type(error).__name__}: {error})"
         return Outcome(completed=True, lost=lost), 0

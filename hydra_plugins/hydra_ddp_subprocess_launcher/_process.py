@@ -196,7 +196,7 @@ class ProcessHandle:
 
     def send(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             if self._descriptor is None:
                 os.kill(self._pid, number)
             else:

@@ -5,10 +5,12 @@ It must not import what only the launching process needs.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from hydra._internal.callbacks import Callbacks
@@ -106,10 +108,13 @@ class _Rank:
             outcome, code = self._run_job(task_function, hydra_context, main)
         except BaseException as error:  # noqa: BLE001  (whatever ends this rank is what the user must see)
             outcome, code = _outcome.failure(error, main), 1
-        if outcome.traceback:
+        # The log first, as it may be all that can still be written; a program may have closed it.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(outcome.traceback)
+            sys.stderr.flush()
+        if outcome.traceback:
             self._write_error_file(outcome)
-        _files.write_outcome(self._paths, self._rank, outcome)
+        _files.write_outcome(self._paths, self._rank, replace(outcome, run_id=os.environ["TORCHELASTIC_RUN_ID"]))
         raise SystemExit(code)
 
     def _run_job(

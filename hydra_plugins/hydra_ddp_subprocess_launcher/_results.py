@@ -61,7 +61,7 @@ class Verdict:
     remote: tuple[tuple[str, object], ...] = ()
 
 
-def judge(report: GroupReport, nproc: int, paths: JobPaths) -> Verdict:
+def judge(report: GroupReport, nproc: int, paths: JobPaths, run_id: str) -> Verdict:
     """Decide how a job ended.
 
     A bad exit beats a good outcome, except after every rank had stored a good one: then only tear-down failed.
@@ -70,8 +70,9 @@ def judge(report: GroupReport, nproc: int, paths: JobPaths) -> Verdict:
         report: The keeper's.
         nproc: Number of ranks.
         paths: Where the ranks stored their outcomes.
+        run_id: Name of the start of the job.
     """
-    outcomes = [read_outcome(paths, rank) for rank in range(nproc)]
+    outcomes = [read_outcome(paths, rank, run_id) for rank in range(nproc)]
     if all(outcome is not None and outcome.completed for outcome in outcomes):
         return _completed(report, outcomes[0])
     return _failed(report, outcomes, paths)
@@ -131,7 +132,8 @@ def _failed(report: GroupReport, outcomes: Sequence[Outcome | None], paths: JobP
     if outcome.remote:
         # Hydra 1.4 gives the exception its frames and causes back by itself.
         return Verdict(False, error, cause, block, (), tuple(outcome.remote.items()))
-    error.__cause__ = RankTraceback(outcome.traceback)
+    # Past the class's own __setattr__, which may refuse.
+    BaseException.__setattr__(error, "__cause__", RankTraceback(outcome.traceback))
     return Verdict(False, error, cause, block)
 
 

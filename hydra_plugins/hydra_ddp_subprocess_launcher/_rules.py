@@ -11,7 +11,7 @@ LAUNCHER_LOST_GRACE_S = 0.5
 # Seconds after the first rank's good exit until a line names the ranks that still run.
 STILL_RUNNING_NOTE_S = 60.0
 # Seconds for a rank that stored an error to end by itself.
-FAILURE_LINGERS_S = 10.0
+FAILURE_LINGERS_S = 1.0
 # Seconds between the signal on which ranks write their stacks into their logs and SIGTERM.
 DUMP_S = 0.5
 # Seconds after the last outcome was stored until a line says who lingers, and until the group is ended.
@@ -66,11 +66,16 @@ class GroupRules:
         ended = {ended.rank for ended in self._exits}
         return [rank for rank in range(self._nproc) if rank not in ended]
 
+    @property
+    def failing(self) -> list[int]:
+        """Ranks that have stored an error and still run: they are about to end, and may be cleaning up."""
+        return [rank for rank in self.running if rank in self._failures]
+
     def rank_exited(self, rank: int, code: int, now: float) -> None:
         """Take note that a rank's process ended."""
         stopped = self._kill_at is not None
         self._exits.append(RankExit(rank, code, now - self._began, stopped))
-        if code == 0:
+        if code == 0 and rank not in self._failures:
             if self._first_good_exit is None:
                 self._first_good_exit = now
         elif not stopped:
@@ -120,8 +125,10 @@ class GroupRules:
             return Action.KILL
         if self._reason in _HANGS and not self._dumped:
             self._dumped = True
-            self._term_at = now + DUMP_S
-            self._kill_at += DUMP_S
+            # A failed rank is not sent SIGTERM, so the others need not wait for its stacks.
+            wait_s = 0.0 if self._reason is StopReason.FAILURE_LINGERS else DUMP_S
+            self._term_at = now + wait_s
+            self._kill_at += wait_s
             return Action.DUMP
         if not self._termed and (self._term_at is None or now >= self._term_at):
             self._termed = True

@@ -144,14 +144,14 @@ class RunningJob:
 
     def met_port_clash(self) -> bool:
         """Return whether rank 0 found its port taken."""
-        outcome = _files.read_outcome(self.paths, 0)
+        outcome = _files.read_outcome(self.paths, 0, self.run_id)
         words = outcome.traceback if outcome is not None else "\n".join(last_lines(self.paths.log(0), _LAST_WORDS))
         return is_port_clash(words, self.place.port.number)
 
     def verdict(self) -> Verdict:
         """Decide how the job ended, when it is over."""
         if self.report is not None:
-            return _results.judge(self.report, self.plan.nproc, self.paths)
+            return _results.judge(self.report, self.plan.nproc, self.paths, self.run_id)
         lost = JobFailedError(
             "The process that kept this job was killed from outside, and its ranks with it. "
             f"The logs of the ranks are in {self.paths.folder}."

@@ -20,9 +20,13 @@ FORWARDED_SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2
 
 
 def reset_signals() -> None:
-    """Forget handlers and mask that a fork or an exec handed down. Ignored signals (`nohup`) stay ignored."""
+    """Forget handlers and mask that a fork or an exec handed down. Ignored signals (`nohup`) stay ignored.
+
+    Not so SIGCHLD: where it is ignored the system reaps children, and nobody learns how they ended.
+    """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    for number in (*STOP_SIGNALS, signal.SIGCHLD, *FORWARDED_SIGNALS):
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in (*STOP_SIGNALS, *FORWARDED_SIGNALS):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
 
@@ -30,7 +34,8 @@ def reset_signals() -> None:
 def send_signal(pids: Sequence[int], number: int) -> None:
     """Send a signal to each process that is still there."""
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
+        # PermissionError: it changed its user id, as by sudo.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
@@ -60,7 +65,11 @@ class RecordedSignals:
 
     def record(self, number: int, _frame: object) -> None:
         """Be the handler."""
+        again = number in STOP_SIGNALS and any(earlier in STOP_SIGNALS for earlier in self._arrived)
         self._arrived.append(number)
+        if again:
+            # The loop has not taken the first one: it is stuck, as in a write to a terminal that nobody reads.
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     def take(self) -> list[int]:
         """Return and forget what arrived since the last call."""

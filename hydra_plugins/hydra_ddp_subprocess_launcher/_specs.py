@@ -133,6 +133,7 @@ class Outcome:
         remote: Fields that Hydra 1.4 adds to a JobReturn for exceptions from another process; else empty.
         lost: Why the value could not be pickled; empty when it could.
         note: A line for the user, such as that `sys.exit(0)` was called; may be empty.
+        run_id: Name of the start of the job to which it belongs (`TORCHELASTIC_RUN_ID`).
     """
 
     completed: bool
@@ -144,6 +145,7 @@ class Outcome:
     remote: Mapping[str, object] | None = None
     lost: str = ""
     note: str = ""
+    run_id: str = ""
 
 
 @dataclass(frozen=True)

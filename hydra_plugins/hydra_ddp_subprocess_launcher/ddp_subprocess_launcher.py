@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_search_path import ConfigSearchPath
@@ -55,11 +56,26 @@ class DDPLauncherHint(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Leave the search path as it is; print at most one line."""
         chosen = [arg for arg in sys.argv[1:] if arg.lstrip("+").startswith("hydra/launcher=ddp_")]
-        multirun = any(
-            arg in ("-m", "--multirun", "hydra.mode=MULTIRUN", "hydra.mode=multirun") for arg in sys.argv[1:]
-        )
-        if chosen and not multirun and "HYDRA_DDP_PAYLOAD_SHA256" not in os.environ:
+        if not chosen or "HYDRA_DDP_PAYLOAD_SHA256" in os.environ or _runs_no_single_job(sys.argv[1:]):
+            return
+        if not any(_says_multirun(element.path) for element in search_path.get_path()):
             sys.stderr.write(
                 f"{chosen[0]} has no effect in a single run: Hydra uses launchers only with --multirun (-m), "
                 "or where the config sets `hydra.mode: MULTIRUN`.\n"
             )
+
+
+def _runs_no_single_job(argv: list[str]) -> bool:
+    from hydra._internal.utils import get_args_parser
+
+    args, _ = get_args_parser().parse_known_args(argv)
+    shows = args.help or args.hydra_help or args.cfg or args.info or args.shell_completion
+    return bool(args.multirun or shows or any(arg.upper() == "HYDRA.MODE=MULTIRUN" for arg in argv))
+
+
+def _says_multirun(path: str | None) -> bool:
+    """Return whether a config directory has a file that could set the mode; which one is the primary is not known."""
+    if path is None or not path.startswith("file://"):
+        return False
+    files = Path(path.removeprefix("file://")).glob("*.y*ml")
+    return any("MULTIRUN" in file.read_text(encoding="utf-8", errors="replace").upper() for file in files)

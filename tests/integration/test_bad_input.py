@@ -51,7 +51,7 @@ def assert_nothing_started(runner: Runner, notes: Notes) -> None:
 
 
 def test_an_unknown_option_is_named_and_the_valid_ones_are_listed(runner: Runner) -> None:
-    """`+hydra.launcher.bogus=1` passes Hydra, so the launcher itself refuses it (DESIGN 10)."""
+    """`+hydra.launcher.bogus=1` passes Hydra, so the launcher itself refuses it."""
     ran, notes = behave(runner, "x=0,1", "+hydra.launcher.bogus=1")
     assert_one_clear_error(ran, "bogus", *OPTIONS)
     assert_nothing_started(runner, notes)
@@ -87,7 +87,7 @@ def test_an_unknown_option_is_named_and_the_valid_ones_are_listed(runner: Runner
     ],
 )
 def test_a_wrong_value_names_its_option(runner: Runner, option: str) -> None:
-    """A value that cannot be used is an error that names the option and the value (DESIGN 10)."""
+    """A value that cannot be used is an error that names the option and the value."""
     name, _, value = option.partition("=")
     ran, notes = behave(runner, "x=0,1", f"hydra.launcher.{option}")
     shown = {"''": "''", "true": "True", "null": "None", "[0,0]": "0", "[-1]": "-1"}.get(value, value)
@@ -132,7 +132,7 @@ def test_a_sweep_over_the_launcher_itself_is_refused(runner: Runner) -> None:
 
 
 def test_a_wrapper_that_does_not_exist_fails_the_job(runner: Runner) -> None:
-    """A command that cannot be started is that job's failure, and names the command (DESIGN 9)."""
+    """A command that cannot be started is that job's failure, and names the command."""
     ran, notes = behave(runner, "hydra.launcher.wrapper=[no-such-command]", RECORDING)
     assert_one_clear_error(ran, "no-such-command", most_lines=40)
     assert notes.ranks() == []
@@ -155,7 +155,7 @@ def test_a_run_directory_that_cannot_be_made(runner: Runner, in_the_way: str) ->
 
 
 def test_one_job_without_a_folder_does_not_hurt_the_others(runner: Runner) -> None:
-    """When only job 1's directory cannot be made, jobs 0 and 2 run, and job 1 is FAILED with the path (DESIGN 9)."""
+    """When only job 1's directory cannot be made, jobs 0 and 2 run, and job 1 is FAILED with the path."""
     (runner.cwd / "sweep").mkdir()
     (runner.cwd / "sweep" / "1").write_text("in the way")
     ran, notes = behave(runner, "x=0,1,2", RECORDING)
@@ -166,7 +166,7 @@ def test_one_job_without_a_folder_does_not_hurt_the_others(runner: Runner) -> No
 
 
 def test_two_jobs_at_once_may_not_share_a_run_directory(runner: Runner) -> None:
-    """The later of two jobs with one run directory at the same time is FAILED with that reason (DESIGN 8)."""
+    """The later of two jobs with one run directory at the same time is FAILED with that reason."""
     _, notes = behave(runner, "x=0,1", "hydra.sweep.subdir=same", "+j0.all=[note:running,sleep:2]", AT_ONCE, RECORDING)
     assert notes.statuses() == ["COMPLETED", "FAILED"]
     assert str(runner.cwd / "sweep" / "same") in notes.returns()[1]["text"]
@@ -174,7 +174,7 @@ def test_two_jobs_at_once_may_not_share_a_run_directory(runner: Runner) -> None:
 
 
 def test_two_jobs_one_after_another_may_share_a_run_directory(runner: Runner) -> None:
-    """One after another is allowed: both complete, and both jobs' payloads are still there (DESIGN 8)."""
+    """One after another is allowed: both complete, and both jobs' payloads are still there."""
     ran, notes = behave(runner, "x=0,1", "hydra.sweep.subdir=same", RECORDING)
     assert ran.returncode == 0, ran.output
     assert notes.statuses() == ["COMPLETED", "COMPLETED"]
@@ -226,7 +226,7 @@ store(group="model", name="some", node=OmegaConf.create({"guard": Guard()}, flag
     [pytest.param(FROM_A_RESOLVER, "x=0,1", id="cached"), pytest.param(FROM_A_CHOICE, "model=none,some", id="value")],
 )
 def test_a_config_value_that_cannot_be_pickled_names_its_key(runner: Runner, before: str, sweep: str) -> None:
-    """The job whose config holds such an object is FAILED, the error names the key, the other job runs (DESIGN 3)."""
+    """The job whose config holds such an object is FAILED, the error names the key, the other job runs."""
     app = write_app(runner, before, config="config_path=None, config_name='guarded'")
     ran, notes = run_app(runner, app, sweep, RECORDING)
     assert notes.statuses() == ["COMPLETED", "FAILED"], ran.output
@@ -299,7 +299,7 @@ def start_rank_by_hand(runner: Runner, notes: Notes, job: int, rank: int) -> sub
 
 
 def test_a_rank_can_be_run_again_by_hand(runner: Runner) -> None:
-    """With the same command, environment and directory a rank of a finished job runs its body again (DESIGN 3)."""
+    """With the same command, environment and directory a rank of a finished job runs its body again."""
     _, notes = behave(runner, "x=0,1", nproc=1)
     before = notes.read("body_1_0")
     done = start_rank_by_hand(runner, notes, 1, 0)
@@ -311,7 +311,7 @@ def test_a_rank_can_be_run_again_by_hand(runner: Runner) -> None:
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "swapped", "folder"])
 def test_a_payload_that_is_not_the_announced_one_is_refused(runner: Runner, damage: str) -> None:
-    """A payload that is missing, damaged or another job's is refused before it is unpickled (DESIGN 8)."""
+    """A payload that is missing, damaged or another job's is refused before it is unpickled."""
     _, notes = behave(runner, "x=0,1", nproc=1)
     payload = runner.cwd / "sweep" / "0" / ".ddp" / "payload.pkl"
     content = payload.read_bytes()
@@ -333,7 +333,7 @@ def test_a_payload_that_is_not_the_announced_one_is_refused(runner: Runner, dama
 
 
 def test_a_hostile_payload_is_never_unpickled(runner: Runner) -> None:
-    """A pickle that somebody put in the payload's place does not run its code (DESIGN 8)."""
+    """A pickle that somebody put in the payload's place does not run its code."""
     _, notes = behave(runner, nproc=1)
     trap = runner.cwd / "sprung"
     payload = runner.cwd / "sweep" / "0" / ".ddp" / "payload.pkl"
@@ -354,7 +354,7 @@ class _Trap:
 
 
 def test_payload_and_outcome_are_private(runner: Runner) -> None:
-    """Pickles are readable and writable by their owner alone (DESIGN 8)."""
+    """Pickles are readable and writable by their owner alone."""
     behave(runner, "+all=return:5")
     folder = runner.cwd / "sweep" / "0" / ".ddp"
     pickles = [path for path in folder.iterdir() if path.suffix in (".pkl", ".pickle")]

@@ -287,7 +287,7 @@ def test_a_tool_that_hides_the_module_is_one_clear_error(program: Program) -> No
 
 
 def test_two_mains_of_one_script(program: Program) -> None:
-    """Each function's ranks run only that function, and code after each `main()` runs once (DESIGN 3)."""
+    """Each function's ranks run only that function, and code after each `main()` runs once."""
     mains = "".join(
         "\n@hydra.main(config_path=None, config_name='facts', **BASE)\n"
         f"def {who}(cfg):\n    return body(cfg, {who!r})\n\n"
@@ -305,7 +305,7 @@ def test_two_mains_of_one_script(program: Program) -> None:
 
 
 def test_two_mains_of_one_name(program: Program) -> None:
-    """Two closures with one qualified name are told apart by the order of their sweeps (DESIGN 3)."""
+    """Two closures with one qualified name are told apart by the order of their sweeps."""
     make = (
         "\ndef make(who):\n    @hydra.main(config_path=None, config_name='facts', **BASE)\n"
         "    def task(cfg):\n        return body(cfg, who)\n    return task\n\n"
@@ -350,14 +350,14 @@ def test_arguments_taken_out_by_the_script_reach_the_ranks(program: Program) -> 
 
 
 def test_a_hydra_override_added_by_the_script_is_harmless(program: Program) -> None:
-    """A `hydra.` override that the script adds to `sys.argv` is added in the ranks as well, and works (DESIGN 3)."""
+    """A `hydra.` override that the script adds to `sys.argv` is added in the ranks as well, and works."""
     script = program.write("app.py", FACTS + "sys.argv.append('hydra.job.name=renamed')\n" + MAIN + RUN)
     program.assert_one_job_on_two_ranks(program.python(script))
     assert {note["name"] for note in program.notes("body")} == {"renamed"}
 
 
 def test_any_other_override_added_by_the_script_is_one_clear_error(program: Program) -> None:
-    """An override that the script adds itself would be added once more in the ranks: refused first (DESIGN 3)."""
+    """An override that the script adds itself would be added once more in the ranks: refused first."""
     ran = program.python(program.write("app.py", FACTS + "sys.argv.append('+added=5')\n" + MAIN + RUN))
     assert_one_clear_error(ran, "+added=5")
     assert program.notes("body") == []
@@ -401,7 +401,7 @@ def test_config_flags_reach_the_ranks(
 
 
 def test_compose_in_a_job_finds_the_users_groups(program: Program) -> None:
-    """The command line's search path holds in a job: `compose()` finds a group of `--config-dir` (DESIGN 3)."""
+    """The command line's search path holds in a job: `compose()` finds a group of `--config-dir`."""
     script = write_configs(program)
     text = script.read_text().replace(
         "    return body(cfg)",
@@ -495,7 +495,7 @@ def test_programs_without_a_file(program: Program, form: str) -> None:
 
 @pytest.mark.parametrize("entry", ["script", "function"])
 def test_the_entry_can_be_chosen(program: Program, entry: str) -> None:
-    """`entry` forces either way for a script that both work for, and the job is the same (DESIGN 3)."""
+    """`entry` forces either way for a script that both work for, and the job is the same."""
     ran = program.python(program.write("app.py", PORTABLE), overrides=("x=1", f"hydra.launcher.entry={entry}"))
     program.assert_one_job_on_two_ranks(ran)
     starts = [any(part.endswith("app.py") for part in note["orig_argv"]) for note in program.notes("body")]

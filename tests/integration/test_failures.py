@@ -96,7 +96,7 @@ def test_the_message_has_file_and_line_of_the_user(runner: Runner) -> None:
 
 
 def test_a_rank_that_ends_well_without_an_outcome_has_failed(runner: Runner) -> None:
-    """`os._exit(0)` of either rank stores no outcome, which is a failure that says so (DESIGN 8)."""
+    """`os._exit(0)` of either rank stores no outcome, which is a failure that says so."""
     ran, notes = behave(runner, "x=0,1,2", "+j0.r0=exit:0", "+j1.r1=exit:0", GRACE, RECORDING)
     assert notes.statuses() == ["FAILED", "FAILED", "COMPLETED"]
     for index, rank in enumerate((0, 1)):
@@ -132,7 +132,7 @@ def test_leaving_rank_1_alone_counts_as_well(runner: Runner) -> None:
 
 
 def test_a_bad_exit_beats_a_stored_outcome_while_others_work(runner: Runner) -> None:
-    """A rank that stored its outcome and then ends with 5 fails the job as long as another one runs (DESIGN 8)."""
+    """A rank that stored its outcome and then ends with 5 fails the job as long as another one runs."""
     _, notes = behave(runner, "+r0=[return:7,atexit:5]", "+r1=hang", GRACE, RECORDING)
     assert notes.statuses() == ["FAILED"]
     assert re.search(r"code\W+5\b", notes.returns()[0]["text"])
@@ -140,7 +140,7 @@ def test_a_bad_exit_beats_a_stored_outcome_while_others_work(runner: Runner) -> 
 
 
 def test_a_crash_in_tear_down_after_all_outcomes_completes(runner: Runner) -> None:
-    """After every rank stored a good outcome a bad exit code is a warning, and the value counts (DESIGN 8)."""
+    """After every rank stored a good outcome a bad exit code is a warning, and the value counts."""
     ran, notes = behave(runner, "+r0=[wait:body_0_1,atexit_last:5,return:7]", RECORDING)
     assert notes.statuses() == ["COMPLETED"]
     assert notes.returns()[0]["value"] == "7"
@@ -386,7 +386,7 @@ def test_exit_timeout_ends_a_job_whose_ranks_stay_behind(runner: Runner) -> None
 
 
 def test_timeout_min_ends_a_job_as_failed(runner: Runner) -> None:
-    """A job that takes longer than `timeout_min` is FAILED with that reason, and the next one runs (DESIGN 4)."""
+    """A job that takes longer than `timeout_min` is FAILED with that reason, and the next one runs."""
     ran, notes = behave(runner, "x=0,1", "+j0.all=hang", "hydra.launcher.timeout_min=0.05", GRACE, RECORDING)
     assert notes.statuses() == ["FAILED", "COMPLETED"]
     assert "timeout_min" in ran.output
@@ -468,7 +468,7 @@ def test_user_signals_reach_every_rank_once(runner: Runner) -> None:
 
 @pytest.mark.parametrize("lost", ["keeper", "spawner"])
 def test_a_lost_helper_process_costs_at_most_one_job(runner: Runner, lost: str) -> None:
-    """SIGKILL of a job's keeper fails that job only; of the spawner, not even that (DESIGN 4)."""
+    """SIGKILL of a job's keeper fails that job only; of the spawner, not even that."""
     with behaving(runner, "x=0,1", "+j0.all=[ignore,wait:go]", RECORDING) as (process, notes):
         runner.wait_until(lambda: len(notes.places()) == 2, what="two bodies")
         keeper = state_of(notes.read("body_0_0")["pid"])[1]

@@ -306,7 +306,7 @@ def test_a_rank_that_leaves_before_the_others_have_joined(runner: Runner) -> Non
 
 
 def test_one_of_three_ranks_without_an_outcome(runner: Runner) -> None:
-    """Every rank exits with 0, but rank 2 never ran the job: FAILED, and it is rank 2 that is named (DESIGN 8)."""
+    """Every rank exits with 0, but rank 2 never ran the job: FAILED, and it is rank 2 that is named."""
     _, notes = misbehave(runner, RECORDING, nproc=3, env={"MISBEHAVE_LEAVE": "2"})
     assert notes.places("end") == [(0, 0), (0, 1)]
     assert notes.statuses() == ["FAILED"]
@@ -554,7 +554,7 @@ def test_a_run_directory_that_is_removed(runner: Runner) -> None:
 
 
 def test_private_files_under_umask_0(runner: Runner) -> None:
-    """Payloads and outcomes are 0600 whatever the umask, as unpickling runs code (DESIGN 8)."""
+    """Payloads and outcomes are 0600 whatever the umask, as unpickling runs code."""
     argv = shlex.join([sys.executable, *arguments(runner, ("x=0,1", "+j1.r0=raise"), 2)])
     runner.run("sh", "-c", f"umask 0; exec {argv}", env=behave_environment(runner))
     for job in (0, 1):
@@ -584,7 +584,7 @@ def test_a_changed_payload_is_not_loaded(runner: Runner) -> None:
 
 @pytest.mark.parametrize("how", ["link", "damage", "owner"])
 def test_an_outcome_is_taken_from_ourselves_only(runner: Runner, how: str) -> None:
-    """An outcome behind a link, of another owner, or damaged is not taken: the job has failed (DESIGN 8)."""
+    """An outcome behind a link, of another owner, or damaged is not taken: the job has failed."""
     if how == "owner" and os.geteuid() != 0:
         pytest.skip("giving files away needs root")
     _, notes = misbehave(runner, "x=0,1", f"+j0.r0=[spoil:{how},return:7]", "+j1.r0=return:8", RECORDING)
@@ -621,7 +621,7 @@ def test_nothing_of_ours_listens(runner: Runner) -> None:
 
 
 def test_secrets_are_not_written_down(runner: Runner) -> None:
-    """job.json names variables that look like secrets, but has not their values; ranks have them (DESIGN 8)."""
+    """job.json names variables that look like secrets, but has not their values; ranks have them."""
     (runner.cwd / "conf").mkdir()
     secrets = {"HF_TOKEN": "s3cret-a", "my_api_key": "s3cret-b", "DB_PASSWORD": "s3cret-c", "CLIENT_SECRET": "s3cret-d"}
     settings = {"hydra": {"job": {"env_set": {**secrets, "HARMLESS": "shown"}}}, "x": 0}

@@ -358,7 +358,7 @@ def test_each_job_can_have_its_own_number_of_ranks(runner: Runner) -> None:
 
 
 def test_a_wrapper_stands_before_every_rank(runner: Runner) -> None:
-    """`wrapper` is an argv prefix of each rank's own command (DESIGN 10)."""
+    """`wrapper` is an argv prefix of each rank's own command."""
     ran, notes = behave(runner, 'hydra.launcher.wrapper=[env,"WRAPPED=it is"]')
     assert ran.returncode == 0, ran.output
     assert [note["environment"].get("WRAPPED") for note in notes.ranks()] == ["it is"] * 2
@@ -385,7 +385,7 @@ def test_environments_are_fresh_for_every_job(runner: Runner) -> None:
 
 
 def test_the_command_line_shows_the_job(runner: Runner) -> None:
-    """`ps` shows which job a rank belongs to: its run directory and its overrides stand readable (DESIGN 3)."""
+    """`ps` shows which job a rank belongs to: its run directory and its overrides stand readable."""
     _, notes = behave(runner, "x=0,1")
     for job in (0, 1):
         pid = notes.read(f"body_{job}_1")["pid"]

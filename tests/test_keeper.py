@@ -1,0 +1,319 @@
+"""What a keeper does with its group, with real ranks that are shell commands, told and watched over its socket."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from test_spawner import Job, is_alive, spec, wait_for_file
+
+from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
+from hydra_plugins.hydra_ddp_subprocess_launcher._keeper import Forward, Stop
+from hydra_plugins.hydra_ddp_subprocess_launcher._process import descendants
+from hydra_plugins.hydra_ddp_subprocess_launcher._spawner import KeeperEnded, SpawnerLink
+from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, Limits, StopReason
+
+if TYPE_CHECKING:
+    from conftest import Runner
+
+SLEEP = "exec sleep 1000"
+DEAF = "trap '' TERM INT HUP; while :; do sleep 0.1; done"
+# A machine that runs other things, too, is late by this much at most.
+SLACK_S = 3.0
+
+
+@pytest.fixture
+def link() -> Iterator[SpawnerLink]:
+    """A spawner for the test."""
+    link = SpawnerLink()
+    yield link
+    link.close()
+
+
+@pytest.fixture
+def start(link: SpawnerLink, tmp_path: Path, runner: Runner) -> Iterator[Callable[..., Job]]:
+    """Start jobs whose processes carry the test's marker; those that are left are given up, which ends them."""
+    jobs: list[Job] = []
+
+    def start(script: str, nproc: int = 2, **changes: object) -> Job:
+        changes.setdefault("environment", runner.environment())
+        jobs.append(Job(link, len(jobs), spec(tmp_path, script, nproc, **changes)))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.channel.close()
+
+
+def report_of(job: Job) -> GroupReport:
+    job.wait("ended")
+    assert job.ended == KeeperEnded(job.number, 0)
+    assert job.report is not None
+    return job.report
+
+
+def codes(report: GroupReport) -> dict[int, int]:
+    return {ended.rank: ended.code for ended in report.exits}
+
+
+# --- how a group is ended
+
+
+def test_ranks_that_do_not_hear(start: Callable[..., Job], runner: Runner) -> None:
+    """Of eight ranks whose children ignore SIGTERM, too, none is left after the grace period."""
+    script = f'if [ $RANK = 3 ]; then sleep 0.5; exit 4; fi; (setsid sh -c "{DEAF}" &); {DEAF}'
+    job = start(script, 8, limits=Limits(grace_period_s=0.5))
+    report = report_of(job)
+    assert (report.reason, report.cause) == (StopReason.RANK_FAILED, 3)
+    assert codes(report) == {**dict.fromkeys(range(8), -9), 3: 4}
+    failed_after_s = report.exits[0].after_s
+    assert report.exits[0].rank == 3
+    assert all(0.5 <= ended.after_s - failed_after_s < 0.5 + SLACK_S for ended in report.exits[1:])
+    assert runner.alive() == {}
+
+
+def test_sigterm_comes_first(start: Callable[..., Job], tmp_path: Path) -> None:
+    """A rank and what it started have the whole grace period to put things in order."""
+    script = "trap 'sleep 0.3; echo saved > saved_$RANK; exit 0' TERM; echo ready > ready_$RANK; while :; do sleep 0.05; done"
+    job = start(script, limits=Limits(grace_period_s=20))
+    for rank in (0, 1):
+        wait_for_file(job, tmp_path / f"ready_{rank}")
+    job.channel.send(Stop(at_once=False))
+    report = report_of(job)
+    assert codes(report) == {0: 0, 1: 0}
+    assert all(ended.stopped and ended.after_s < 20 for ended in report.exits)
+    assert [(tmp_path / f"saved_{rank}").read_text() for rank in (0, 1)] == ["saved\n"] * 2
+
+
+def test_killed_at_once(start: Callable[..., Job], tmp_path: Path) -> None:
+    """An order to stop at once does not wait for anybody, also when it comes second."""
+    job = start(f"echo > ready_$RANK; {DEAF}", limits=Limits(grace_period_s=1000))
+    for rank in (0, 1):
+        wait_for_file(job, tmp_path / f"ready_{rank}")
+    job.channel.send(Stop(at_once=False, detail="SIGINT"))
+    time.sleep(0.2)
+    job.hear()
+    assert job.report is None
+    job.channel.send(Stop(at_once=True, detail="again"))
+    report = report_of(job)
+    assert (report.reason, report.detail, codes(report)) == (StopReason.ORDERED, "SIGINT", {0: -9, 1: -9})
+
+
+def test_a_stopped_rank_is_ended(start: Callable[..., Job]) -> None:
+    """A rank that somebody stopped (SIGSTOP) obeys SIGTERM all the same."""
+    job = start("kill -STOP $$", 1, limits=Limits(grace_period_s=20))
+    job.wait("started")
+    assert job.started is not None
+    pid = job.started.ranks[0]
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    job.channel.send(Stop(at_once=False))
+    report = report_of(job)
+    assert codes(report) == {0: -15}
+    assert report.exits[0].after_s < 15
+
+
+def test_what_is_left_behind_gets_sigterm(start: Callable[..., Job], tmp_path: Path) -> None:
+    """A process that ranks leave behind may put things in order, and is waited for; its end is not the job's."""
+    script = (
+        "setsid sh -c 'trap \"sleep 0.3; echo saved > left; exit 9\" TERM; echo > up; while :; do sleep 0.05; done' &"
+    )
+    job = start(f"{script} while [ ! -e up ]; do sleep 0.02; done", 1, limits=Limits(grace_period_s=20))
+    report = report_of(job)
+    assert (tmp_path / "left").read_text() == "saved\n"
+    assert (report.reason, report.cause, codes(report)) == (None, None, {0: 0})
+
+
+def test_more_and_more_processes(start: Callable[..., Job], runner: Runner) -> None:
+    """Processes that start others as fast as they can are ended, too."""
+    script = "f() { sleep 0.02; (trap '' TERM; f) & (sleep 5 &) ; wait; }; f & sleep 0.4; exit 1"
+    report = report_of(start(script, 1, limits=Limits(grace_period_s=0.2)))
+    assert codes(report) == {0: 1}
+    assert runner.alive() == {}
+
+
+# --- time limits
+
+
+def test_timeout(start: Callable[..., Job]) -> None:
+    """A job that takes too long is ended; a rank that does not know the stacks' signal is not ended by that."""
+    report = report_of(start(SLEEP, limits=Limits(grace_period_s=20, timeout_s=0.3)))
+    assert (report.reason, report.cause, report.detail) == (StopReason.TIMEOUT, None, "rank 0, 1 still running")
+    assert codes(report) == {0: -15, 1: -15}
+    assert all(0.3 <= ended.after_s < 0.3 + SLACK_S for ended in report.exits)
+
+
+def test_exit_timeout(start: Callable[..., Job]) -> None:
+    """After the first good exit the others have `exit_timeout_s`."""
+    job = start(f"if [ $RANK = 1 ]; then exit 0; fi; {SLEEP}", limits=Limits(20, exit_timeout_s=0.3))
+    report = report_of(job)
+    assert (report.reason, report.cause, report.detail) == (StopReason.EXIT_TIMEOUT, None, "rank 0 still running")
+    assert [(ended.rank, ended.code, ended.stopped) for ended in report.exits] == [(1, 0, False), (0, -15, True)]
+
+
+def test_no_limit_is_met(start: Callable[..., Job]) -> None:
+    """A job that ends in time is not touched by its limits."""
+    report = report_of(start("sleep 0.2", limits=Limits(20, timeout_s=60, exit_timeout_s=60)))
+    assert (report.reason, codes(report)) == (None, {0: 0, 1: 0})
+    assert all(not ended.stopped and ended.after_s >= 0.2 for ended in report.exits)
+    assert abs(report.began_at - time.time()) < 60
+
+
+# --- a start that fails
+
+
+def test_a_rank_that_cannot_be_started(start: Callable[..., Job], tmp_path: Path, runner: Runner) -> None:
+    """When rank 1 cannot be started, rank 0 is ended and rank 2 never begins; the detail names the cause."""
+    logs = (str(tmp_path / "rank_0.log"), str(tmp_path / "gone" / "rank_1.log"), str(tmp_path / "rank_2.log"))
+    job = start(SLEEP, 3, log_files=logs)
+    report = report_of(job)
+    assert (report.reason, report.cause) == (StopReason.START_FAILED, 1)
+    assert report.detail == f"No such file or directory: {logs[1]}"
+    assert [(ended.rank, ended.stopped) for ended in report.exits] == [(0, True)]
+    assert job.started is not None and len(job.started.ranks) == 1
+    assert not (tmp_path / "rank_2.log").exists()
+    assert runner.alive() == {}
+
+
+@pytest.mark.parametrize("cwd", ["gone", "file"])
+def test_a_folder_that_cannot_be_used(start: Callable[..., Job], tmp_path: Path, cwd: str) -> None:
+    """A working directory that is gone is named."""
+    (tmp_path / "file").touch()
+    report = report_of(start("true", cwd=str(tmp_path / cwd)))
+    assert (report.reason, report.cause, report.exits) == (StopReason.START_FAILED, 0, ())
+    assert report.detail.endswith(f": {tmp_path / cwd}")
+
+
+# --- between launcher and keeper
+
+
+def test_a_forwarded_signal(start: Callable[..., Job], tmp_path: Path) -> None:
+    """A signal is sent to every rank that still runs, and to nobody else."""
+    script = (
+        "if [ $RANK = 2 ]; then exit 0; fi; trap 'echo heard; exit 0' USR1;"
+        "sh -c 'trap \"echo child\" USR1; while [ ! -e go ]; do sleep 0.05; done' & echo > ready_$RANK; wait; wait"
+    )
+    job = start(script, 3)
+    for rank in (0, 1):
+        wait_for_file(job, tmp_path / f"ready_{rank}")
+    time.sleep(0.1)
+    job.channel.send(Forward(signal.SIGUSR1))
+    report = report_of(job)
+    (tmp_path / "go").touch()
+    assert (report.reason, codes(report)) == (None, {0: 0, 1: 0, 2: 0})
+    assert [(tmp_path / f"rank_{rank}.log").read_text() for rank in range(3)] == ["heard\n", "heard\n", ""]
+
+
+def test_a_launcher_that_does_not_listen(start: Callable[..., Job], tmp_path: Path) -> None:
+    """A keeper does not wait for a launcher that is busy or stopped: a failed group ends meanwhile."""
+    job = start(f"if [ $RANK = 1 ]; then exit 3; fi; {SLEEP}")
+    logs = [tmp_path / f"rank_{rank}.log" for rank in (0, 1)]
+    deadline = time.monotonic() + 10
+    while not all(log.exists() for log in logs) or any(is_alive(pid) for pid in pids_of(logs)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert codes(report_of(job)) == {0: -15, 1: 3}
+
+
+def pids_of(logs: list[Path]) -> list[int]:
+    """Return the processes that have one of these files open."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if any(os.readlink(link) in map(str, logs) for link in (entry / "fd").iterdir()):
+                found.append(int(entry.name))
+        except OSError:
+            continue  # It ended meanwhile, or is somebody else's.
+    return found
+
+
+def test_a_big_spec(start: Callable[..., Job], tmp_path: Path, runner: Runner) -> None:
+    """A spec that no socket takes at once arrives piece by piece."""
+    environment = {**runner.environment(), **{f"VALUE_{n}": "x" * 100_000 for n in range(10)}}
+    job = start("echo ${#VALUE_0} ${#VALUE_9}", environment=environment)
+    assert job.channel.wants_to_write
+    assert codes(report_of(job)) == {0: 0, 1: 0}
+    assert (tmp_path / "rank_1.log").read_text() == "100000 100000\n"
+
+
+def test_a_launcher_that_lets_go(start: Callable[..., Job], link: SpawnerLink, runner: Runner) -> None:
+    """A keeper whose socket is closed ends its group at once, whatever the grace period; so does its spawner."""
+    job = start(SLEEP, limits=Limits(grace_period_s=1000))
+    job.wait("started")
+    job.channel.close()
+    runner.wait_until(lambda: not runner.alive(), 0.5 + SLACK_S, "the end of the ranks")
+
+
+def test_a_launcher_that_never_sends_a_spec(link: SpawnerLink) -> None:
+    """A keeper without a job ends when nobody can send one any more."""
+    Channel(link.start_keeper(5)).close()
+    deadline = time.monotonic() + 10
+    ended: list[KeeperEnded] = []
+    while not ended:
+        assert time.monotonic() < deadline
+        ended = link.receive()
+        time.sleep(0.01)
+    assert ended == [KeeperEnded(5, 0)]
+
+
+def test_what_a_keeper_is(start: Callable[..., Job]) -> None:
+    """A keeper is named, has its own session and one thread, is nobody's of the ranks, and the ranks are its own."""
+    job = start(SLEEP)
+    job.wait("started")
+    assert job.started is not None
+    keeper, ranks = job.started.keeper, job.started.ranks
+    assert Path(f"/proc/{keeper}/comm").read_text() == "ddp-keeper\n"
+    assert os.getsid(keeper) == keeper != os.getsid(0)
+    assert [os.getsid(pid) for pid in ranks] == list(ranks)
+    assert descendants([keeper]) == [keeper, *ranks]
+    assert len(os.listdir(f"/proc/{keeper}/task")) == 1
+
+
+# --- several at once
+
+
+def test_jobs_side_by_side(start: Callable[..., Job]) -> None:
+    """Jobs of one spawner do not touch each other: a failure, a kill and a good end side by side."""
+    slow = start("while [ ! -e go ]; do sleep 0.05; done; exit 7", 1)
+    failing, good = start("exit $RANK"), start("exit 0")
+    assert codes(report_of(failing))[1] == 1
+    assert codes(report_of(good)) == {0: 0, 1: 0}
+    slow.wait("started")
+    assert slow.report is None
+    slow.channel.send(Stop(at_once=True))
+    assert codes(report_of(slow)) == {0: -9}
+
+
+def test_nothing_of_the_users_is_imported(tmp_path: Path, runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither PYTHONPATH nor the working directory reaches spawner and keepers; ranks have them as they were."""
+    for name in ("selectors", "pickle", "sitecustomize", "usercustomize"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(f'imported {__name__}')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    link = SpawnerLink()
+    group = spec(tmp_path, 'echo "$PYTHONPATH"', 1, environment={**runner.environment(), "PYTHONPATH": "mine"})
+    job = Job(link, 0, group)
+    assert codes(report_of(job)) == {0: 0}
+    assert (tmp_path / "rank_0.log").read_text() == "mine\n"
+    link.close()
+
+
+def test_a_rank_that_is_python(start: Callable[..., Job], tmp_path: Path) -> None:
+    """A rank in Python has default handlers: SIGTERM ends it, and SIGPIPE is Python's."""
+    code = (
+        "import signal, sys; print(signal.getsignal(signal.SIGTERM).name, signal.pthread_sigmask(0, ()),"
+        " signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    )
+    report = report_of(start("", 1, argv=(sys.executable, "-c", code)))
+    assert codes(report) == {0: 0}
+    assert (tmp_path / "rank_0.log").read_text() == "SIG_DFL set() True\n"
