@@ -122,6 +122,7 @@ def train(cfg: DictConfig, device: torch.device) -> float:
 
 @hydra.main(version_base=None, config_path="conf", config_name="config")
 def main(cfg: DictConfig) -> float:
+    """Train one job of the sweep; what it returns is what the sweep reports."""
     with process_group() as device:
         return train(cfg, device)
 

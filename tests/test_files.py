@@ -29,7 +29,8 @@ ODD_NAMES = [
     "ünï",
     "\udcff\udc80",
 ]
-OUTCOME = Outcome(completed=True, value=pickle.dumps(3), note="n")
+RUN = "run-1"
+OUTCOME = Outcome(completed=True, value=pickle.dumps(3), note="n", run_id=RUN)
 PAYLOAD = Payload(
     overrides=("lr=0.1", "s=\udcff"),
     run_dir="/run",
@@ -93,7 +94,7 @@ def test_odd_folder_names(tmp_path: Path, name: str) -> None:
     _files.write_outcome(paths, 0, OUTCOME)
     _files.write_text(paths.facts, name)
     assert _files.read_payload(paths, digest) == PAYLOAD
-    assert _files.read_outcome(paths, 0) == OUTCOME
+    assert _files.read_outcome(paths, 0, RUN) == OUTCOME
     assert Path(paths.facts).read_bytes() == os.fsencode(name)
     make_job_folder(paths)
     assert names(paths.folder) == ["earlier_0"]
@@ -138,7 +139,7 @@ def test_an_outcome_of_an_earlier_job_is_not_found(paths: JobPaths) -> None:
     """An outcome that an earlier job left is not taken for this one's."""
     _files.write_outcome(paths, 0, OUTCOME)
     make_job_folder(paths)
-    assert _files.read_outcome(paths, 0) is None
+    assert _files.read_outcome(paths, 0, RUN) is None
 
 
 def test_a_run_directory_that_cannot_be_made(tmp_path: Path) -> None:
@@ -186,7 +187,7 @@ def test_a_link_is_not_written_through(paths: JobPaths, tmp_path: Path) -> None:
     os.symlink(tmp_path / "target", paths.outcome(0))
     _files.write_outcome(paths, 0, OUTCOME)
     assert (tmp_path / "target").read_text() == "mine"
-    assert _files.read_outcome(paths, 0) == OUTCOME
+    assert _files.read_outcome(paths, 0, RUN) == OUTCOME
 
 
 def test_a_write_that_fails_leaves_nothing(paths: JobPaths, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +215,7 @@ def test_no_descriptor_is_left_open(paths: JobPaths) -> None:
     _files.write_outcome(paths, 0, OUTCOME)
     Path(paths.outcome(2)).write_bytes(b"damaged")
     for rank in range(3):
-        _files.read_outcome(paths, rank)
+        _files.read_outcome(paths, rank, RUN)
     assert names("/proc/self/fd") == before
 
 
@@ -257,8 +258,8 @@ def test_a_payload_that_is_not_the_announced_one(paths: JobPaths, tmp_path: Path
 def test_an_outcome_comes_back(paths: JobPaths) -> None:
     """An outcome is what was written, and belongs to its rank alone."""
     _files.write_outcome(paths, 1, OUTCOME)
-    assert _files.read_outcome(paths, 1) == OUTCOME
-    assert _files.read_outcome(paths, 0) is None
+    assert _files.read_outcome(paths, 1, RUN) == OUTCOME
+    assert _files.read_outcome(paths, 0, RUN) is None
 
 
 @pytest.mark.parametrize(
@@ -278,15 +279,15 @@ def test_an_outcome_comes_back(paths: JobPaths) -> None:
 def test_an_outcome_that_cannot_be_read(paths: JobPaths, data: bytes) -> None:
     """A damaged or foreign file is no outcome; the exit code then has the word."""
     Path(paths.outcome(0)).write_bytes(data)
-    assert _files.read_outcome(paths, 0) is None
+    assert _files.read_outcome(paths, 0, RUN) is None
 
 
 def test_an_outcome_behind_a_link(paths: JobPaths, tmp_path: Path) -> None:
     """A symbolic link is not followed, not even to a good outcome."""
     _files.write_outcome(paths, 1, OUTCOME)
     os.symlink(paths.outcome(1), paths.outcome(0))
-    assert _files.read_outcome(paths, 0) is None
-    assert _files.read_outcome(paths, 1) == OUTCOME
+    assert _files.read_outcome(paths, 0, RUN) is None
+    assert _files.read_outcome(paths, 1, RUN) == OUTCOME
 
 
 def test_an_outcome_of_somebody_else(paths: JobPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,8 +295,24 @@ def test_an_outcome_of_somebody_else(paths: JobPaths, tmp_path: Path, monkeypatc
     mark = tmp_path / "mark"
     Path(paths.outcome(0)).write_bytes(pickle.dumps(Trap(mark)))
     monkeypatch.setattr("os.getuid", lambda: os.stat(paths.outcome(0)).st_uid + 1)
-    assert _files.read_outcome(paths, 0) is None
+    assert _files.read_outcome(paths, 0, RUN) is None
     assert not mark.exists()
     monkeypatch.undo()
-    assert _files.read_outcome(paths, 0) is None
+    assert _files.read_outcome(paths, 0, RUN) is None
     assert mark.exists(), "the trap itself does not work"
+
+
+def test_an_outcome_of_another_sweep(tmp_path: Path) -> None:
+    """E5: what another sweep stored in a run directory that it took over says nothing about this job."""
+    paths = _files.JobPaths(str(tmp_path))
+    _files.make_job_folder(paths)
+    _files.write_outcome(paths, 0, Outcome(completed=True, run_id="theirs"))
+    assert _files.read_outcome(paths, 0, "ours") is None
+    assert _files.read_outcome(paths, 0, "theirs") == Outcome(completed=True, run_id="theirs")
+
+
+def test_an_outcome_of_another_start(paths: JobPaths) -> None:
+    """An outcome of another start, such as of a sweep that took over the run directory, is none of this job's."""
+    _files.write_outcome(paths, 0, OUTCOME)
+    assert _files.read_outcome(paths, 0, "run-2") is None
+    assert _files.read_outcome(paths, 0, RUN) is None

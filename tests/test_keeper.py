@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import time
@@ -14,10 +15,10 @@ import pytest
 from test_spawner import Job, is_alive, spec, wait_for_file
 
 from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
-from hydra_plugins.hydra_ddp_subprocess_launcher._keeper import Forward, Stop
+from hydra_plugins.hydra_ddp_subprocess_launcher._keeper import Forward, Started, Stop
 from hydra_plugins.hydra_ddp_subprocess_launcher._process import descendants
 from hydra_plugins.hydra_ddp_subprocess_launcher._spawner import KeeperEnded, SpawnerLink
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, Limits, StopReason
+from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, GroupSpec, Limits, StopReason
 
 if TYPE_CHECKING:
     from conftest import Runner
@@ -28,9 +29,28 @@ DEAF = "trap '' TERM INT HUP; while :; do sleep 0.1; done"
 SLACK_S = 3.0
 
 
+class Kept(Job):
+    """One of several jobs of a spawner, which tells of all of them through one socket."""
+
+    def __init__(self, link: SpawnerLink, number: int, group: GroupSpec, ended: dict[int, KeeperEnded]) -> None:
+        super().__init__(link, number, group)
+        self._all_ended = ended
+
+    def hear(self, timeout_s: float = 0.05) -> None:
+        if self.ended is None:
+            waiting: list[SpawnerLink | Channel] = [self.link, *([] if self.channel.lost else [self.channel])]
+            select.select(waiting, [], [], timeout_s)
+            self.channel.flush()
+            for message in self.channel.receive():
+                self.started = message if isinstance(message, Started) else self.started
+                self.report = message if isinstance(message, GroupReport) else self.report
+            self._all_ended.update({ended.job: ended for ended in self.link.receive()})
+            self.ended = self._all_ended.get(self.number)
+
+
 @pytest.fixture
-def link() -> Iterator[SpawnerLink]:
-    """A spawner for the test."""
+def link(runner: Runner) -> Iterator[SpawnerLink]:
+    """A spawner for the test; when it has ended, no process of its jobs may be left."""
     link = SpawnerLink()
     yield link
     link.close()
@@ -40,10 +60,11 @@ def link() -> Iterator[SpawnerLink]:
 def start(link: SpawnerLink, tmp_path: Path, runner: Runner) -> Iterator[Callable[..., Job]]:
     """Start jobs whose processes carry the test's marker; those that are left are given up, which ends them."""
     jobs: list[Job] = []
+    ended: dict[int, KeeperEnded] = {}
 
     def start(script: str, nproc: int = 2, **changes: object) -> Job:
         changes.setdefault("environment", runner.environment())
-        jobs.append(Job(link, len(jobs), spec(tmp_path, script, nproc, **changes)))
+        jobs.append(Kept(link, len(jobs), spec(tmp_path, script, nproc, **changes), ended))
         return jobs[-1]
 
     yield start
@@ -80,7 +101,7 @@ def test_ranks_that_do_not_hear(start: Callable[..., Job], runner: Runner) -> No
 
 def test_sigterm_comes_first(start: Callable[..., Job], tmp_path: Path) -> None:
     """A rank and what it started have the whole grace period to put things in order."""
-    script = "trap 'sleep 0.3; echo saved > saved_$RANK; exit 0' TERM; echo ready > ready_$RANK; while :; do sleep 0.05; done"
+    script = "trap 'sleep 0.3; echo saved > saved_$RANK; exit 0' TERM; echo > ready_$RANK; while :; do sleep 0.05; done"
     job = start(script, limits=Limits(grace_period_s=20))
     for rank in (0, 1):
         wait_for_file(job, tmp_path / f"ready_{rank}")

@@ -121,7 +121,7 @@ def test_many_signals_do_not_block() -> None:
 
 
 def test_reset_signals(runner: Runner) -> None:
-    """After a fork or an exec, handlers and mask are forgotten; what is ignored stays so."""
+    """After a fork or an exec, handlers and mask are forgotten; what is ignored stays so, but for SIGCHLD."""
     code = f"""
 import signal
 from {MODULE} import reset_signals
@@ -129,6 +129,7 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD):
     signal.signal(number, lambda *args: None)
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM, signal.SIGCHLD}})
 reset_signals()
 for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGCHLD", "SIGHUP", "SIGUSR2"):

@@ -1,0 +1,222 @@
+"""Rank logs: the way to the terminal, raw or line by line, and the last lines for a report."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from hydra_plugins.hydra_ddp_subprocess_launcher._logs import LogTee, Terminal, last_lines
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "rank_0.log"
+
+
+def add(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def shown(tee: LogTee, *, last: bool = False) -> str:
+    """Return all that a tee has to show now."""
+    pieces = []
+    while piece := tee.read(last=last):
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+# --- raw
+
+
+def test_raw_output_is_shown_as_it_comes(log: Path) -> None:
+    """Without a prefix every byte is shown at once, so that progress bars and prompts move; nothing twice."""
+    tee = LogTee(str(log), "")
+    assert shown(tee) == ""
+    for data in (b"no newline", b"\rredrawn 10%", b"\r\n", b"\x1b[1mbold\x1b[0m\n\n"):
+        add(log, data)
+        assert shown(tee) == data.decode()
+        assert shown(tee) == ""
+    assert shown(tee, last=True) == ""
+
+
+def test_a_character_in_two_parts(log: Path) -> None:
+    """A character whose bytes arrive one by one is shown when it is whole."""
+    tee = LogTee(str(log), "")
+    pieces = []
+    for byte in "a€ü𝄞b".encode():
+        add(log, bytes([byte]))
+        pieces.append(shown(tee))
+    assert "".join(pieces) == "a€ü𝄞b"
+
+
+def test_bytes_that_are_no_text(log: Path) -> None:
+    """Bytes that are no UTF-8 are shown as replacement characters, and what follows is not lost."""
+    tee = LogTee(str(log), "")
+    add(log, b"a\xff\xfeb\xe2\x82c\n")
+    assert shown(tee) == "a\ufffd\ufffdb\ufffdc\n"
+
+
+# --- with a prefix
+
+
+def test_lines_with_a_prefix(log: Path) -> None:
+    """With a prefix a line is shown when it is whole, and at the end also when it is not."""
+    tee = LogTee(str(log), "[r1] ")
+    add(log, b"one\ntw")
+    assert shown(tee) == "[r1] one\n"
+    add(log, b"o\n\nthree")
+    assert shown(tee) == "[r1] two\n[r1] \n"
+    assert shown(tee) == ""
+    assert shown(tee, last=True) == "[r1] three\n"
+    assert shown(tee, last=True) == ""
+
+
+def test_a_progress_bar_with_a_prefix(log: Path) -> None:
+    """Of a line that is redrawn the last state is shown, once, when its newline comes."""
+    tee = LogTee(str(log), "[r1] ")
+    for percent in (10, 50, 100):
+        add(log, f"\r{percent}%".encode())
+        assert shown(tee) == ""
+    add(log, b"\nnext\n")
+    assert shown(tee) == "[r1] 100%\n[r1] next\n"
+
+
+def test_a_character_in_two_parts_with_a_prefix(log: Path) -> None:
+    """Nor is a character torn apart where lines are."""
+    tee = LogTee(str(log), "> ")
+    for byte in "ä\n€\n".encode():
+        add(log, bytes([byte]))
+        assert shown(tee) in ("", "> ä\n", "> €\n")
+    add(log, "ü".encode())
+    assert shown(tee, last=True) == "> ü\n"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_pieces_give_the_same_lines(log: Path, seed: int) -> None:
+    """However the bytes arrive, raw output is what was written, and lines are whole."""
+    choose = random.Random(seed)
+    text = "".join(choose.choice(["a", "ü", "€", "\n", "word ", "𝄞"]) for _ in range(300)) + "end"
+    data = text.encode()
+    raw, lines = LogTee(str(log), ""), LogTee(str(log), "> ")
+    texts = ["", ""]
+    while data:
+        size = choose.randint(1, 12)
+        add(log, data[:size])
+        data = data[size:]
+        texts[0] += shown(raw)
+        texts[1] += shown(lines)
+    texts[0] += shown(raw, last=True)
+    texts[1] += shown(lines, last=True)
+    assert texts[0] == text
+    assert texts[1] == "".join(f"> {line}\n" for line in text.split("\n"))
+
+
+def test_a_big_log(log: Path) -> None:
+    """Several MiB at once are shown whole."""
+    tee = LogTee(str(log), "> ")
+    lines = [f"line {number}" for number in range(300_000)]
+    add(log, ("\n".join(lines) + "\n").encode())
+    assert shown(tee) == "".join(f"> {line}\n" for line in lines)
+
+
+# --- logs that come and go
+
+
+def test_a_log_that_is_not_there(log: Path) -> None:
+    """A log that does not exist yet, or no more, shows nothing and is no error."""
+    tee = LogTee(str(log), "")
+    assert shown(tee) == ""
+    add(log, b"a\n")
+    assert shown(tee) == "a\n"
+    log.unlink()
+    assert shown(tee, last=True) == ""
+    assert last_lines(str(log), 5) == []
+
+
+# --- the terminal
+
+
+def test_a_terminal_that_lacks_characters() -> None:
+    """What the terminal's encoding lacks becomes a question mark; the rest of the text is shown once."""
+    raw = io.BytesIO()
+    terminal = Terminal(io.TextIOWrapper(raw, encoding="ascii"))
+    for text in ("a€b\n", "", "plain\n"):
+        terminal.show(text)
+    assert raw.getvalue() == b"a?b\nplain\n"
+
+
+def test_a_terminal_that_is_no_file() -> None:
+    """A notebook's or a test's stream is written to like any other."""
+    out = io.StringIO()
+    terminal = Terminal(out)
+    terminal.show("a€" * 5000)
+    assert out.getvalue() == "a€" * 5000
+    assert terminal.drain()
+
+
+def test_a_terminal_that_nobody_reads() -> None:
+    """A reader that is slow blocks nobody: what it does not take waits, and comes whole and in order."""
+    reading, writing = os.pipe()
+    text = "".join(f"line {number}\n" for number in range(30_000))
+    with os.fdopen(writing, "w", encoding="utf-8") as out, os.fdopen(reading, "rb") as reader:
+        terminal = Terminal(out)
+        terminal.show(text)
+        assert not terminal.drain()
+        got = b""
+        while len(got) < len(text):
+            got += os.read(reader.fileno(), 10_000)
+            terminal.drain()
+        assert terminal.drain()
+    assert got.decode() == text
+
+
+@pytest.mark.parametrize("how", ["no output", "closed", "reader gone"])
+def test_a_terminal_that_is_gone(how: str) -> None:
+    """Without anybody to read, nothing is kept and nothing is raised: the logs have everything."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    out = os.fdopen(writing, "w", encoding="utf-8")
+    if how == "closed":
+        out.close()
+    terminal = Terminal(None if how == "no output" else out)
+    terminal.show("text" * 10_000)
+    assert terminal.drain()
+    terminal.show("more")
+    assert terminal.drain()
+    with contextlib.suppress(BrokenPipeError):
+        out.close()
+
+
+# --- the last lines
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"", []),
+        (b"one", ["one"]),
+        (b"one\ntwo\nthree\nfour\n", ["two", "three", "four"]),
+        (b"\n\none\n\n  \ntwo\n\n", ["one", "two"]),
+        (b"10%\r50%\r100%\ndone\n", ["100%", "done"]),
+        (b"dos\r\nlines\r\n", ["dos", "lines"]),
+        (b"bar 1%\rbar 9%\r", ["bar 9%"]),
+        (b"  indented\n", ["  indented"]),
+        (b"bad \xff bytes\n", ["bad \ufffd bytes"]),
+    ],
+)
+def test_last_lines(log: Path, data: bytes, lines: list[str]) -> None:
+    """The last lines that say something, at most so many, each in its last state."""
+    log.write_bytes(data)
+    assert last_lines(str(log), 3) == lines
+
+
+def test_the_last_lines_of_a_big_log(log: Path) -> None:
+    """Of a big log the end is read, whatever stands before it."""
+    log.write_bytes(b"x" * 5_000_000 + b"\n" + "".join(f"line {n}\n" for n in range(1000)).encode())
+    assert last_lines(str(log), 3) == ["line 997", "line 998", "line 999"]
