@@ -309,10 +309,3 @@ def test_an_outcome_of_another_sweep(tmp_path: Path) -> None:
     _files.write_outcome(paths, 0, Outcome(completed=True, run_id="theirs"))
     assert _files.read_outcome(paths, 0, "ours") is None
     assert _files.read_outcome(paths, 0, "theirs") == Outcome(completed=True, run_id="theirs")
-
-
-def test_an_outcome_of_another_start(paths: JobPaths) -> None:
-    """An outcome of another start, such as of a sweep that took over the run directory, is none of this job's."""
-    _files.write_outcome(paths, 0, OUTCOME)
-    assert _files.read_outcome(paths, 0, "run-2") is None
-    assert _files.read_outcome(paths, 0, RUN) is None
