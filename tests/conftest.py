@@ -20,9 +20,11 @@ APPS = Path(__file__).parent / "apps"
 MARKER = "LAUNCHER_TEST_MARKER"
 
 
-def _default_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
+def pytest_configure() -> None:
+    """Take back signals that nohup or a shell's `&` had ignored: what the tests start would inherit that."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,6 @@ class Runner:
             stderr=subprocess.PIPE,
             text=True,
             errors="surrogateescape",
-            # Who runs the tests under nohup or in the background would hand ignored signals down.
-            preexec_fn=_default_signals,  # noqa: PLW1509  (tests have one thread)
             **options,
         )
 
