@@ -1,0 +1,120 @@
+"""What the user reads about jobs: overrides, durations, and the table at the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hydra.core.utils import JobReturn, JobStatus
+
+from hydra_plugins.hydra_ddp_subprocess_launcher._report import JobResult, duration, override_line, results_table
+
+
+def result(number: int, value: Any = None, **changes: Any) -> JobResult:
+    """Return a job that completed with a value, or, with a `cause`, one that failed."""
+    cause = changes.pop("cause", "")
+    job_return = JobReturn(overrides=changes.pop("overrides", [f"lr={number}"]))
+    job_return.status = JobStatus.FAILED if cause else JobStatus.COMPLETED
+    job_return._return_value = ValueError(cause) if cause else value
+    return JobResult(number, job_return, not cause, cause, changes.pop("seconds", 1.0))
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are as wide as the terminal."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (0, "0.0 s"),
+        (0.84, "0.8 s"),
+        (59.9, "59.9 s"),
+        (60, "1:00"),
+        (185.4, "3:05"),
+        (3599, "59:59"),
+        (3600, "1:00:00"),
+        (3723, "1:02:03"),
+        (100 * 3600 + 61, "100:01:01"),
+    ],
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    """A duration has the unit that people would use."""
+    assert duration(seconds) == text
+
+
+def test_overrides_as_the_basic_launcher_shows_them() -> None:
+    """Hydra's own options are left out of a job's line."""
+    assert override_line(["lr=0.1", "hydra.sweep.dir=x", "m=[1,2]"]) == "lr=0.1 m=[1,2]"
+    assert override_line([]) == ""
+
+
+def test_the_table() -> None:
+    """One row a job, in the order given, with what it returned or why it failed, and the sum of both."""
+    table = results_table(
+        [
+            result(7, 0.9665738, overrides=["lr=0.1", "model=mlp"], seconds=4.1),
+            result(8, cause="rank 1: ValueError: broken", seconds=75.0),
+            result(9, None, seconds=None, overrides=[]),
+        ]
+    )
+    assert table.splitlines() == [
+        "job  overrides         status     value                        time",
+        "  7  lr=0.1 model=mlp  completed  0.966574                    4.1 s",
+        "  8  lr=8              FAILED     rank 1: ValueError: broken   1:15",
+        "  9                    completed  None                            -",
+        "3 jobs: 2 completed, 1 failed",
+    ]
+
+
+class BadRepr:
+    """A value that cannot even be shown."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.1 + 0.2, "0.3"),
+        (1e-9, "1e-09"),
+        (float("nan"), "nan"),
+        ({"loss": 1, "n": [1, 2]}, "{'loss': 1, 'n': [1, 2]}"),
+        ("two\nlines", repr("two\nlines")),
+        ("x" * 100, "'" + "x" * 58 + "…"),
+        (BadRepr(), "BadRepr"),
+        ("[bold]no markup[/bold]", "'[bold]no markup[/bold]'"),
+        ("https://example.org :smile:", "'https://example.org :smile:'"),
+    ],
+)
+def test_a_value_in_one_short_line(value: Any, shown: str) -> None:
+    """Any value is shown in at most 60 characters of one line, and never as markup."""
+    assert results_table([result(0, value)]).splitlines()[1] == f"  0  lr=0       completed  {shown:<5}  1.0 s"
+
+
+def test_long_overrides_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is cut off: what does not fit goes on in the next line, on a narrow terminal, too."""
+    monkeypatch.setenv("COLUMNS", "20")
+    overrides = [f"key{number}={'v' * 20}" for number in range(5)]
+    cause = "rank 0: " + "reason " * 20
+    table = results_table([result(0, overrides=overrides, cause=cause)])
+    assert all(len(line) <= 60 for line in table.splitlines())
+    for number in range(5):
+        assert f"key{number}=" in table
+    assert table.count("reason") == 20
+    assert "…" not in table
+
+
+def test_no_escape_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table goes into a log file, too: no colours, whatever the environment asks for."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b" not in results_table([result(0, 1.5), result(1, cause="bad")])
+
+
+def test_an_empty_batch() -> None:
+    """A batch without jobs has a table without rows."""
+    assert results_table([]).splitlines()[-1] == "0 jobs: 0 completed, 0 failed"

@@ -1,0 +1,417 @@
+"""How a job ended, from its ranks' exits and outcomes: who failed first, what the user reads, what the sweeper gets."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import version
+from hydra.conf import HydraConf
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import DictConfig, OmegaConf
+
+from hydra_plugins.hydra_ddp_subprocess_launcher import _files, _results
+from hydra_plugins.hydra_ddp_subprocess_launcher._errors import JobFailedError, LauncherError, RankTraceback
+from hydra_plugins.hydra_ddp_subprocess_launcher._files import JobPaths
+from hydra_plugins.hydra_ddp_subprocess_launcher._results import LostValue, Verdict, judge, make_job_return
+from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, Outcome, RankExit, StopReason
+
+RUN = "run-1"
+BEGAN = 1_000_000.0
+TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in main\nValueError: broken\n'
+GOOD = Outcome(completed=True, value=pickle.dumps(0.5), run_id=RUN)
+GOOD_ELSEWHERE = Outcome(completed=True, run_id=RUN)
+
+
+def failed(after_s: float = 1.0, error: object = None, **changes: Any) -> Outcome:
+    """Return the outcome of a rank whose function raised some time after the group's start."""
+    values: dict[str, Any] = {
+        "completed": False,
+        "exception": pickle.dumps(error or ValueError("broken")),
+        "summary": "ValueError: broken",
+        "traceback": TRACEBACK,
+        "failed_at": BEGAN + after_s,
+        "run_id": RUN,
+    }
+    return Outcome(**{**values, **changes})
+
+
+def report(
+    *exits: tuple[int, int] | tuple[int, int, bool],
+    reason: StopReason | None = None,
+    cause: int | None = None,
+    **rest: Any,
+) -> GroupReport:
+    """Return a report on ranks that ended one second after another: rank, exit code, stopped by us."""
+    ended = tuple(
+        RankExit(one[0], one[1], float(place + 1), stopped=len(one) > 2 and bool(one[-1]))
+        for place, one in enumerate(exits)
+    )
+    return GroupReport(ended, reason, cause, began_at=BEGAN, **rest)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> JobPaths:
+    paths = JobPaths(str(tmp_path / "run"))
+    _files.make_job_folder(paths)
+    return paths
+
+
+@pytest.fixture
+def verdict(paths: JobPaths) -> Callable[..., Verdict]:
+    """Judge a job of two ranks by its report and what its ranks stored; None: nothing."""
+
+    def judge_it(report: GroupReport, *outcomes: Outcome | None) -> Verdict:
+        for rank, outcome in enumerate(outcomes):
+            if outcome is not None:
+                _files.write_outcome(paths, rank, outcome)
+        return judge(report, len(outcomes), paths, RUN)
+
+    return judge_it
+
+
+RANK_FAILED = StopReason.RANK_FAILED
+
+
+@pytest.mark.parametrize(
+    ("report", "outcomes", "warnings"),
+    [
+        pytest.param(report((0, 0), (1, 0)), (GOOD, GOOD_ELSEWHERE), (), id="all well"),
+        pytest.param(
+            report((0, 0), (1, -11), reason=RANK_FAILED, cause=1),
+            (GOOD, GOOD_ELSEWHERE),
+            ("rank 1 ended with signal 11 (SIGSEGV) after every rank had finished its job: the results count",),
+            id="crash in tear-down",
+        ),
+        pytest.param(
+            report((1, 0), (0, -15, True), reason=StopReason.LINGERING),
+            (GOOD, GOOD_ELSEWHERE),
+            ("rank 0 was ended by the launcher after every rank had finished its job: the results count",),
+            id="lingering",
+        ),
+        pytest.param(
+            report((0, 0), (1, 0)),
+            (Outcome(completed=True, note="the job called sys.exit(0): its value is None", run_id=RUN), GOOD_ELSEWHERE),
+            ("the job called sys.exit(0): its value is None",),
+            id="sys.exit(0)",
+        ),
+    ],
+)
+def test_a_completed_job(
+    verdict: Callable[..., Verdict], report: GroupReport, outcomes: tuple[Outcome, ...], warnings: tuple[str, ...]
+) -> None:
+    """When every rank has stored a good outcome the job completed; how ranks ended after that is a warning."""
+    value = 0.5 if outcomes[0].value else None
+    assert verdict(report, *outcomes) == Verdict(completed=True, value=value, warnings=warnings)
+
+
+# In the table: rank 0 and rank 1; what is said, and which parts of the message must be there.
+@pytest.mark.parametrize(
+    ("report", "outcomes", "cause", "parts"),
+    [
+        pytest.param(
+            report((1, 1), (0, -15, True), reason=RANK_FAILED, cause=1),
+            (None, failed()),
+            "rank 1: ValueError: broken",
+            (
+                "rank 1 failed with exit code 1; rank 0 was then ended by the launcher.",
+                TRACEBACK.rstrip(),
+                "rank_1.log",
+            ),
+            id="raised",
+        ),
+        pytest.param(
+            report((1, 3), (0, -15, True), reason=RANK_FAILED, cause=1),
+            (None, None),
+            "rank 1 failed with exit code 3",
+            ("rank 1 failed with exit code 3; rank 0 was then ended", "Last lines of rank 1:\n  rank 1 says\n  bye"),
+            id="exit code",
+        ),
+        pytest.param(
+            report((0, -9), (1, -9, True), reason=RANK_FAILED, cause=0),
+            (None, None),
+            "rank 0 was killed by signal 9 (SIGKILL)",
+            ("rank 0 was killed by signal 9 (SIGKILL); rank 1 was then", "out of memory", "dmesg"),
+            id="SIGKILL",
+        ),
+        pytest.param(
+            report((0, -11), (1, -15, True), reason=RANK_FAILED, cause=0),
+            (None, None),
+            "rank 0 was killed by signal 11 (SIGSEGV)",
+            ("Last lines of rank 0:\n  rank 0 says\n  bye",),
+            id="SIGSEGV",
+        ),
+        pytest.param(
+            report((0, 0), (1, 0)),
+            (GOOD, None),
+            "rank 1 ended with exit code 0 but did not finish the job",
+            ("os._exit(0)", "hydra.main"),
+            id="nothing stored",
+        ),
+        pytest.param(
+            report((0, 5), (1, -15, True), reason=RANK_FAILED, cause=0),
+            (GOOD, None),
+            "rank 0 failed with exit code 5",
+            ("rank 0 failed with exit code 5; rank 1 was then ended by the launcher.",),
+            id="a bad exit beats a good outcome",
+        ),
+        pytest.param(
+            report((0, 0), (1, 0)),
+            (GOOD, failed()),
+            "rank 1: ValueError: broken",
+            (TRACEBACK.rstrip(),),
+            id="a bad outcome beats a good exit",
+        ),
+        pytest.param(
+            report((0, 1), (1, 1, True), reason=RANK_FAILED, cause=0),
+            (failed(2.0, summary="RuntimeError: peer is gone"), failed(1.5)),
+            "rank 1: ValueError: broken",
+            (TRACEBACK.rstrip(), "rank_1.log"),
+            id="the first to fail is not the first to exit",
+        ),
+        pytest.param(
+            report((0, -15, True), (1, -15, True), reason=StopReason.TIMEOUT, detail="rank 0, 1 still running"),
+            (None, None),
+            "the job was ended because the time limit (timeout_min) was reached (rank 0, 1 still running)",
+            ("The log of each rank is in",),
+            id="timeout",
+        ),
+        pytest.param(
+            report((1, 0), (0, -15, True), reason=StopReason.EXIT_TIMEOUT, detail="rank 0 still running"),
+            (None, GOOD_ELSEWHERE),
+            "the job was ended because ranks went on after the first had ended (exit_timeout_s) (rank 0 still running)",
+            ("The log of each rank is in",),
+            id="exit timeout",
+        ),
+        pytest.param(
+            report((0, 1, True), (1, -15, True), reason=StopReason.ORDERED, detail="SIGINT"),
+            (failed(summary="KeyboardInterrupt"), None),
+            "the job was ended because the launcher ordered it (SIGINT)",
+            ("The log of each rank is in",),
+            id="ordered",
+        ),
+        pytest.param(
+            report(reason=StopReason.START_FAILED, cause=0, detail="No such file or directory: nsys"),
+            (None, None),
+            "rank 0 could not be started: No such file or directory: nsys",
+            ("rank 0 could not be started: No such file or directory: nsys.",),
+            id="not started",
+        ),
+    ],
+)
+def test_a_failed_job(
+    verdict: Callable[..., Verdict],
+    paths: JobPaths,
+    report: GroupReport,
+    outcomes: tuple[Outcome | None, ...],
+    cause: str,
+    parts: tuple[str, ...],
+) -> None:
+    """A failed job names the rank that failed first and how, what it last said, where its log is, what to do."""
+    for rank in (0, 1):
+        Path(paths.log(rank)).write_text(f"rank {rank} says\nbye\n")
+    judged = verdict(report, *outcomes)
+    assert not judged.completed
+    assert judged.cause == cause
+    for part in parts:
+        assert part in judged.block
+    assert "\n" not in judged.cause
+    assert isinstance(judged.value, Exception)
+    assert paths.folder in judged.block
+
+
+def test_the_users_own_exception(verdict: Callable[..., Verdict]) -> None:
+    """The sweeper gets the user's exception, with the rank's traceback as its cause."""
+    judged = verdict(report((0, 1), reason=RANK_FAILED, cause=0), failed(error=KeyError("mine")))
+    assert type(judged.value) is KeyError and judged.value.args == ("mine",)
+    assert isinstance(judged.value.__cause__, RankTraceback)
+    assert TRACEBACK.rstrip() in str(judged.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    "exception",
+    [None, b"cno_such_module\nError\n.", b"damaged", pickle.dumps("no exception"), pickle.dumps(KeyboardInterrupt())],
+    ids=["none", "unknown class", "damaged", "no exception", "no Exception"],
+)
+def test_an_exception_that_cannot_be_rebuilt(verdict: Callable[..., Verdict], exception: bytes | None) -> None:
+    """Where the user's exception cannot be had, ours tells all that is known, as a message without our stack."""
+    outcome = failed(exception=exception)
+    judged = verdict(report((0, 1), reason=RANK_FAILED, cause=0), outcome)
+    assert type(judged.value) is JobFailedError and isinstance(judged.value, LauncherError)
+    assert str(judged.value) == judged.block
+    assert TRACEBACK.rstrip() in judged.block
+
+
+class ReadOnlyError(Exception):
+    """An exception that refuses attributes."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("read-only")
+
+
+def test_an_exception_that_refuses_attributes(verdict: Callable[..., Verdict]) -> None:
+    """Even an exception with a `__setattr__` that refuses has its cause."""
+    judged = verdict(report((0, 1), reason=RANK_FAILED, cause=0), failed(error=ReadOnlyError("mine")))
+    assert type(judged.value) is ReadOnlyError
+    assert isinstance(judged.value.__cause__, RankTraceback)
+
+
+def test_remote_fields(verdict: Callable[..., Verdict]) -> None:
+    """With Hydra 1.4's fields the exception is left to Hydra, which gives it its frames back."""
+    outcome = failed(remote={"_remote_traceback": "text"})
+    judged = verdict(report((0, 1), reason=RANK_FAILED, cause=0), outcome)
+    assert judged.remote == (("_remote_traceback", "text"),)
+    assert judged.value.__cause__ is None
+
+
+def test_a_long_traceback_is_shortened(verdict: Callable[..., Verdict]) -> None:
+    """Of a long traceback the end is shown, and how much more there is in the log; the cause keeps all of it."""
+    text = "".join(f"line {number}\n" for number in range(100))
+    judged = verdict(report((0, 1), reason=RANK_FAILED, cause=0), failed(traceback=text))
+    lines = judged.block.splitlines()
+    assert "  … 75 lines more in the log" in lines
+    assert "line 75" in lines and "line 99" in lines and "line 74" not in lines
+    assert "line 0\n" in str(judged.value.__cause__)
+
+
+def test_an_error_file_of_torch(verdict: Callable[..., Verdict], paths: JobPaths) -> None:
+    """An error that a rank stored in torchrun's format, as torch's `record` does, tells where no outcome does."""
+    message = {"message": "RuntimeError: nccl", "extraInfo": {"py_callstack": "the callstack", "timestamp": "1"}}
+    Path(paths.error(1)).write_text(json.dumps({"message": message}))
+    judged = verdict(report((1, 1), (0, -15, True), reason=RANK_FAILED, cause=1), None, None)
+    assert judged.cause == "rank 1: RuntimeError: nccl"
+    assert "the callstack" in judged.block
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"message": 3}', '{"message": {}}', '{"message": {"message": "m", "extraInfo": 1}}']
+)
+def test_a_damaged_error_file(verdict: Callable[..., Verdict], paths: JobPaths, text: str) -> None:
+    """An error file that cannot be read is as good as none."""
+    Path(paths.error(0)).write_text(text)
+    judged = verdict(report((0, 4), reason=RANK_FAILED, cause=0), None)
+    assert judged.cause == "rank 0 failed with exit code 4"
+
+
+@pytest.mark.parametrize(
+    "data", [b"damaged", pickle.dumps(failed(run_id="another"))], ids=["damaged", "another start's"]
+)
+def test_an_outcome_that_does_not_count(verdict: Callable[..., Verdict], paths: JobPaths, data: bytes) -> None:
+    """An outcome that cannot be read, or is not of this start, is as good as none."""
+    Path(paths.outcome(0)).write_bytes(data)
+    judged = verdict(report((0, 0)), None)
+    assert judged.cause == "rank 0 ended with exit code 0 but did not finish the job"
+
+
+def test_a_run_directory_that_is_gone(verdict: Callable[..., Verdict], paths: JobPaths) -> None:
+    """When nothing can be stored any more, the message says so instead of guessing."""
+    os.rmdir(paths.folder)
+    judged = verdict(report((0, 1), reason=RANK_FAILED, cause=0), None)
+    assert "The run directory cannot be written any more: No such file or directory." in judged.block
+    assert judged.cause.endswith("; No such file or directory")
+
+
+def test_a_value_that_cannot_be_loaded(verdict: Callable[..., Verdict]) -> None:
+    """A value that this process cannot load, or that did not travel, is replaced by something that says why."""
+    for outcome, words in (
+        (
+            Outcome(completed=True, value=b"cno_such_module\nX\n.", run_id=RUN),
+            "cannot be loaded in the launching process",
+        ),
+        (Outcome(completed=True, lost="a lock that cannot be pickled", run_id=RUN), "a lock that cannot be pickled"),
+    ):
+        judged = verdict(report((0, 0)), outcome)
+        assert judged.completed
+        assert isinstance(judged.value, LostValue) and words in judged.value.reason
+        assert repr(judged.value) == f"<lost value: {judged.value.reason}>"
+        assert len(judged.warnings) == 1 and words in judged.warnings[0]
+
+
+def test_failed_before_start() -> None:
+    """A job that never started has the error itself as its value, in one line and in full."""
+    error = LauncherError("one\n  two")
+    judged = _results.failed_before_start(error)
+    assert judged == Verdict(completed=False, value=error, cause="one two", block="LauncherError: one\n  two")
+
+
+# --- JobReturn
+
+
+def job_config(**job: Any) -> DictConfig:
+    """Return a frozen job config with Hydra's own node."""
+    config = OmegaConf.create({"lr": 0.1, "name": "${hydra:job.name}", "hydra": OmegaConf.structured(HydraConf)})
+    config.hydra.overrides.task = ["lr=0.1"]
+    config.hydra.job.name = "app"
+    config.hydra.job.merge_with(job)
+    assert isinstance(config, DictConfig)
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+def made(config: DictConfig | None, verdict: Verdict) -> JobReturn:
+    return make_job_return(["lr=0.1", "hydra.verbose=true"], config, "/run/0", "app", verdict)
+
+
+def test_a_job_return() -> None:
+    """The sweeper gets what the basic launcher gives: value, configs, overrides of the task, name, directory."""
+    config = job_config(chdir=False)
+    before = HydraConfig.instance().cfg
+    result = made(config, Verdict(completed=True, value=0.5))
+    assert HydraConfig.instance().cfg is before
+    assert result.status is JobStatus.COMPLETED and result.return_value == 0.5
+    assert (result.overrides, result.task_name, result.working_dir) == (["lr=0.1"], "app", os.getcwd())
+    assert result.cfg is not None and set(result.cfg) == {"lr", "name"}
+    assert OmegaConf.is_struct(result.cfg)
+    assert result.hydra_cfg is not None and result.hydra_cfg.hydra.job.name == "app"
+    assert "hydra" in config, "the job's own config is left as it is"
+
+
+@pytest.mark.parametrize(("chdir", "changes"), [(True, True), (False, False)])
+def test_the_working_directory(chdir: bool, changes: bool) -> None:
+    """The working directory is the run directory where the job changed into it."""
+    result = made(job_config(chdir=chdir), Verdict(completed=True, value=None))
+    assert result.working_dir == ("/run/0" if changes else os.getcwd())
+
+
+@pytest.mark.skipif(not hasattr(version, "base_at_least"), reason="Hydra 1.4 has one default for all programs")
+@pytest.mark.parametrize(("base_is_new", "changes"), [(False, True), (True, False)])
+def test_the_working_directory_by_default(monkeypatch: pytest.MonkeyPatch, base_is_new: bool, changes: bool) -> None:
+    """Where the option is null, the program's version_base decides, as in Hydra itself."""
+    monkeypatch.setattr(version, "base_at_least", lambda wanted: base_is_new)
+    result = made(job_config(chdir=None), Verdict(completed=True, value=None))
+    assert result.working_dir == ("/run/0" if changes else os.getcwd())
+
+
+def test_a_job_return_of_a_failed_job() -> None:
+    """A failed job's return raises the exception when its value is asked for."""
+    result = made(job_config(), Verdict(completed=False, value=KeyError("mine")))
+    assert result.status is JobStatus.FAILED
+    with pytest.raises(KeyError, match="mine"):
+        _ = result.return_value
+
+
+def test_a_job_that_did_not_compose() -> None:
+    """A job without a config still has its overrides and its error."""
+    result = made(None, Verdict(completed=False, value=ValueError("no such group")))
+    assert (result.overrides, result.cfg, result.hydra_cfg) == (["lr=0.1", "hydra.verbose=true"], None, None)
+    assert result.status is JobStatus.FAILED
+
+
+def test_unknown_remote_fields_are_left_out() -> None:
+    """Fields of another version of Hydra do not get into a JobReturn that lacks them."""
+    result = made(None, Verdict(completed=False, value=ValueError(), remote=(("no_such_field", 1), ("task_name", "t"))))
+    assert not hasattr(result, "no_such_field")
+    assert result.task_name == "t"
+
+
+def test_a_verdict_may_hold_anything() -> None:
+    """A value that cannot be copied is passed on as it is."""
+    lock = threading.Lock()
+    assert made(job_config(), Verdict(completed=True, value=lock)).return_value is lock
