@@ -40,6 +40,9 @@ def fake_nvml(count: int, *, fails: str = "") -> tuple[SimpleNamespace, list[str
         ("GPU-8a5b,MIG-GPU-1/2/3", ("GPU-8a5b", "MIG-GPU-1/2/3")),
         ("", ()),
         (" ", ()),
+        ("-1", ()),
+        ("NoDevFiles", ()),
+        ("0,1,-1,2", ("0", "1")),
     ],
 )
 def test_what_the_process_may_see(monkeypatch: pytest.MonkeyPatch, visible: str, found: tuple[str, ...]) -> None:

@@ -101,14 +101,15 @@ def test_cached_resolvers_are_filled(resolver: Callable[..., None]) -> None:
     copies = [travelled(config) for _ in range(2)]
     values = [OmegaConf.to_container(copy, resolve=False) for copy in copies]
     assert values[0] == OmegaConf.to_container(config, resolve=False), "interpolations stay as they are written"
-    for read in (
+    reads: tuple[Callable[[Any], Any], ...] = (
         lambda copy: copy.plain,
         lambda copy: copy.in_text,
         lambda copy: copy.in_list[0].deep,
         lambda copy: copy.in_list[1],
         lambda copy: copy.nested,
         lambda copy: copy.behind,
-    ):
+    )
+    for read in reads:
         assert read(copies[0]) == read(copies[1]) == read(config)
 
 
@@ -125,8 +126,13 @@ def test_hydras_now_is_filled() -> None:
 
 def test_uncached_resolvers_stay_lazy(resolver: Callable[..., None]) -> None:
     """An uncached resolver is not called when a config is frozen, and gives each process its own value."""
-    calls = []
-    resolver("mine", lambda: calls.append(1) or len(calls), use_cache=False)
+    calls: list[int] = []
+
+    def count() -> int:
+        calls.append(1)
+        return len(calls)
+
+    resolver("mine", count, use_cache=False)
     config = job_config({"mine": "${mine:}", "env": "${oc.env:FREEZE_TEST,unset}", "where": "${hydra:runtime.cwd}"})
     _freeze.fill_caches(config)
     assert calls == []
@@ -170,7 +176,7 @@ def test_interpolated_containers(resolver: Callable[..., None]) -> None:
 def test_freeze(resolver: Callable[..., None]) -> None:
     """A job's number, id and run directory become literals; Hydra's sweep section stays as the user wrote it."""
     resolver("count", counting(), use_cache=True)
-    config = job_config({"c": "${count:}"}, sweep={"dir": "/sweep", "subdir": "${hydra:job.num}_${count:}"})
+    config = job_config({"c": "${count:mine}"}, sweep={"dir": "/sweep", "subdir": "${hydra:job.num}_${count:}"})
     run_dir, _ = _freeze.freeze(config, 7)
     assert run_dir.startswith("/sweep/7_")
     for frozen in (config, travelled(config)):

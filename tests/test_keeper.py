@@ -38,13 +38,14 @@ class Kept(Job):
 
     def hear(self, timeout_s: float = 0.05) -> None:
         if self.ended is None:
-            waiting: list[SpawnerLink | Channel] = [self.link, *([] if self.channel.lost else [self.channel])]
+            waiting: list[SpawnerLink | Channel] = [one for one in (self.link, self.channel) if not one.lost]
             select.select(waiting, [], [], timeout_s)
+            # First: what a keeper says last, it has said before its spawner says that it ended.
+            self._all_ended.update({ended.job: ended for ended in self.link.receive()})
             self.channel.flush()
             for message in self.channel.receive():
                 self.started = message if isinstance(message, Started) else self.started
                 self.report = message if isinstance(message, GroupReport) else self.report
-            self._all_ended.update({ended.job: ended for ended in self.link.receive()})
             self.ended = self._all_ended.get(self.number)
 
 
@@ -159,6 +160,26 @@ def test_more_and_more_processes(start: Callable[..., Job], runner: Runner) -> N
     report = report_of(start(script, 1, limits=Limits(grace_period_s=0.2)))
     assert codes(report) == {0: 1}
     assert runner.alive() == {}
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_rank_that_stored_an_error_has_failed(start: Callable[..., Job], code: int) -> None:
+    """A rank whose error is stored is the cause, whatever its exit code: it may have ended by `os._exit(0)`."""
+    report = report_of(start(f"if [ $RANK = 1 ]; then echo > error_1; exit {code}; fi; {SLEEP}"))
+    assert (report.reason, report.cause) == (StopReason.RANK_FAILED, 1)
+    assert [(ended.rank, ended.code, ended.stopped) for ended in report.exits] == [(1, code, False), (0, -15, True)]
+
+
+def test_a_failed_rank_that_cleans_up(start: Callable[..., Job], tmp_path: Path) -> None:
+    """A rank that stored its error and does not end at once is left alone while the others are told to stop."""
+    script = (
+        f"if [ $RANK = 0 ]; then {SLEEP}; fi; trap 'echo > disturbed' TERM; echo > error_1;"
+        "n=0; while [ $n -lt 50 ]; do sleep 0.05; n=$((n + 1)); done; echo > clean; exit 1"
+    )
+    report = report_of(start(script, limits=Limits(grace_period_s=20)))
+    assert (report.reason, report.cause) == (StopReason.FAILURE_LINGERS, 1)
+    assert codes(report) == {0: -15, 1: 1}
+    assert (tmp_path / "clean").exists() and not (tmp_path / "disturbed").exists()
 
 
 # --- time limits

@@ -78,6 +78,24 @@ def test_the_scan_is_cheap_and_imports_nothing_heavy() -> None:
     assert set(runs[0][2]) == {*SCANNED - {"__init__"}, "_choices"}
 
 
+def test_a_scan_after_an_import_makes_no_second_class() -> None:
+    """Hydra 1.3 executes an imported module again when it scans: errors and choices are the same ones afterwards."""
+    code = (
+        f"from {package.__name__} import _choices, _errors, _settings, config, ddp_subprocess_launcher\n"
+        "from hydra.core.plugins import Plugins\n"
+        "from hydra.core.config_store import ConfigStore\n"
+        "from hydra.plugins.launcher import Launcher\n"
+        "before = (_choices.Entry, _errors.OptionError)\n"
+        "found = [one for one in Plugins.instance().discover(Launcher) if one.__name__ == 'DDPSubprocessLauncher']\n"
+        "assert found == [ddp_subprocess_launcher.DDPSubprocessLauncher], found\n"
+        "node = ConfigStore.instance().load('hydra/launcher/ddp_subprocess.yaml').node\n"
+        "assert node._metadata.object_type is config.DDPSubprocessLauncherConf\n"
+        "assert type(node.entry) is config.Entry is _choices.Entry is before[0]\n"
+        "assert _settings.OptionError is _errors.OptionError is before[1]\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize("module", sorted(set(MODULES) - {"__init__"}))
 def test_imports_go_one_way(module: str) -> None:
     """A module knows only what lies below it."""

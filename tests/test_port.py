@@ -18,8 +18,10 @@ def test_reserved_ports_differ_and_are_not_given_out() -> None:
     assert len(numbers) == len(reserved)
     assert {port.address for port in reserved} == {"127.0.0.1"}
     assert not numbers & {other.getsockname()[1] for other in others}
-    for closable in (*reserved, *others):
-        closable.close() if isinstance(closable, socket.socket) else closable.release()
+    for port in reserved:
+        port.release()
+    for other in others:
+        other.close()
 
 
 def test_rank_0_can_listen_and_be_reached() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +53,20 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "rank.log"
 
 
+@contextlib.contextmanager
+def stdin_of_a_pipe() -> Iterator[None]:
+    """Let this process's standard input be a pipe into which nobody writes, while the block runs."""
+    kept = os.dup(0)
+    ends = os.pipe()
+    os.dup2(ends[0], 0)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 0)
+        for descriptor in (kept, *ends):
+            os.close(descriptor)
+
+
 # --- starting a rank
 
 
@@ -63,8 +79,9 @@ def test_start_rank(runner: Runner, tmp_path: Path, log: Path) -> None:
         "print('err', file=sys.stderr)"
     )
     environment = {**runner.environment(), "LC_CTYPE": "C.UTF-8", "ODD": "ä\udcff=\n"}
-    rank = _process.start_rank([sys.executable, "-c", code], str(tmp_path), environment, str(log))
-    assert rank.wait() == 0
+    with stdin_of_a_pipe():
+        rank = _process.start_rank([sys.executable, "-c", code], str(tmp_path), environment, str(log))
+    assert rank.wait(30) == 0
     out, err = log.read_text().splitlines()
     assert json.loads(out) == [True, True, str(tmp_path), "", "/dev/null", environment]
     assert err == "err"

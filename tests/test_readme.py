@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -35,3 +36,14 @@ def test_every_option_has_a_comment() -> None:
     for name in options:
         place = next(number for number, line in enumerate(lines) if line.startswith(f"    {name}: "))
         assert lines[place - 1].lstrip().startswith("#"), name
+
+
+def test_every_extra_is_named() -> None:
+    """What can be installed beside the package stands in the README, in the form in which it is typed."""
+    setup = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
+    (extras,) = (
+        word.value for word in ast.walk(setup) if isinstance(word, ast.keyword) and word.arg == "extras_require"
+    )
+    assert isinstance(extras, ast.Dict)
+    named = {extra for group in re.findall(r"\[([\w,]+)\]\"", README) for extra in group.split(",")}
+    assert {ast.literal_eval(key) for key in extras.keys if key is not None} == named

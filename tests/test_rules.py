@@ -345,6 +345,17 @@ def test_a_failed_rank_that_ends() -> None:
     assert (played.report.reason, played.report.cause) == (StopReason.RANK_FAILED, 1)
 
 
+def test_a_failed_rank_that_exits_with_0() -> None:
+    """A rank that stored an error has failed, whatever its exit code, and is no first good exit."""
+    played = Played(nproc=3, limits=Limits(GRACE_S, exit_timeout_s=5))
+    played.rules.failure_stored(1, BEGAN + 1)
+    assert played.rules.failing == [1]
+    assert played.exit(1.5, 1, 0) is Action.TERMINATE
+    assert played.rules.failing == []
+    assert (played.report.reason, played.report.cause) == (StopReason.RANK_FAILED, 1)
+    assert played.due == 1.5 + GRACE_S
+
+
 def test_outcomes_alone_end_nothing() -> None:
     """As long as one rank has stored nothing, the others may linger."""
     played = Played()

@@ -178,6 +178,8 @@ the_place_where_it_hangs()
     while "the_place_where_it_hangs" not in lines[-1] and time.monotonic() < deadline:
         lines.append(rank.stderr.readline())
     assert "the_place_where_it_hangs" in lines[-1]
+    # A signal may be on its way for a moment.
+    time.sleep(0.2)
     assert rank.poll() is None and other.poll() is None
     for process in (rank, other):
         process.kill()

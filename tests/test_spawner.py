@@ -57,16 +57,17 @@ class Job:
     def hear(self, timeout_s: float = 0.05) -> None:
         if self.ended is not None:
             return
-        waiting = [self.link, *([] if self.channel.lost else [self.channel])]
-        select.select([one for one in waiting if not (one is self.link and self.link.lost)], [], [], timeout_s)
+        waiting: list[SpawnerLink | Channel] = [one for one in (self.link, self.channel) if not one.lost]
+        select.select(waiting, [], [], timeout_s)
+        # First: what a keeper says last, it has said before its spawner says that it ended.
+        ended = [ended for ended in self.link.receive() if ended.job == self.number]
         self.channel.flush()
         for message in self.channel.receive():
             self.started = message if isinstance(message, Started) else self.started
             self.report = message if isinstance(message, GroupReport) else self.report
-        for ended in self.link.receive():
-            if ended.job == self.number:
-                self.ended = ended
-                self.channel.close()
+        if ended:
+            self.ended = ended[0]
+            self.channel.close()
 
     def wait(self, what: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -214,15 +215,17 @@ time.sleep(1000)
 
     launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert launcher.stdout is not None
-    ranks = [int(pid) for pid in launcher.stdout.readline().split()]
-    assert len(ranks) == 2
-    assert all(map(is_alive, ranks))
-    launcher.kill()
-    deadline = time.monotonic() + 3
-    while any(map(is_alive, ranks)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not any(map(is_alive, ranks))
-    # The fork that held the sockets is ours to end: it is alone in the launcher's session by now.
-    os.killpg(launcher.pid, signal.SIGKILL)
-    launcher.stdout.close()
-    launcher.wait()
+    try:
+        ranks = [int(pid) for pid in launcher.stdout.readline().split()]
+        assert len(ranks) == 2
+        assert all(map(is_alive, ranks))
+        launcher.kill()
+        deadline = time.monotonic() + 3
+        while any(map(is_alive, ranks)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not any(map(is_alive, ranks))
+    finally:
+        # The fork that held the sockets is ours to end: it is alone in the launcher's session by now.
+        os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.stdout.close()
+        launcher.wait()

@@ -74,7 +74,9 @@ def make_job_folder(paths: JobPaths) -> None:
         earlier = [entry for entry in os.listdir(aside) if entry.startswith(_EARLIER)]
         for entry in earlier:
             os.rename(os.path.join(aside, entry), os.path.join(paths.folder, entry))
-        os.rename(aside, os.path.join(paths.folder, f"{_EARLIER}{len(earlier)}"))
+        # Not their count: somebody may have deleted one.
+        taken = [int(entry.removeprefix(_EARLIER)) for entry in earlier if entry.removeprefix(_EARLIER).isdecimal()]
+        os.rename(aside, os.path.join(paths.folder, f"{_EARLIER}{max(taken, default=-1) + 1}"))
 
 
 @contextlib.contextmanager
@@ -151,14 +153,16 @@ def read_outcome(paths: JobPaths, rank: int, run_id: str) -> Outcome | None:
     One with another `run_id` is of another sweep, which took over the run directory: it says nothing about this job.
     """
     try:
-        descriptor = os.open(paths.outcome(rank), os.O_RDONLY | os.O_NOFOLLOW)
+        # O_NONBLOCK: opening a pipe would wait for its writer.
+        descriptor = os.open(paths.outcome(rank), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
+    status = os.fstat(descriptor)
+    # A pickle from somebody else would run their code.
+    if status.st_uid != os.getuid() or not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        return None
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        # A pickle from somebody else would run their code.
-        if status.st_uid != os.getuid() or not stat.S_ISREG(status.st_mode):
-            return None
         try:
             outcome = pickle.load(file)
         except Exception:  # noqa: BLE001  (a damaged pickle can raise anything; the exit code then has the word)

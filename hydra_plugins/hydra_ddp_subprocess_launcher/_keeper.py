@@ -78,22 +78,23 @@ def keep_job(sock: socket.socket, launcher: int) -> None:
         watch = _process.parent_watch(launcher)
         if watch is not None:
             selector.register(watch, selectors.EVENT_READ, "launcher ended")
-        spec = _receive_spec(channel, selector)
-        if spec is not None:
-            report = _Group(spec, channel, selector, arrived).run()
+        messages = _receive_spec(channel, selector)
+        if messages:
+            report = _Group(messages, channel, selector, arrived).run()
             os.set_blocking(sock.fileno(), True)
             channel.send(report)
 
 
-def _receive_spec(channel: Channel, selector: selectors.BaseSelector) -> GroupSpec | None:
+def _receive_spec(channel: Channel, selector: selectors.BaseSelector) -> list[object]:
+    """Return the spec and what came with it, such as an order to stop; empty: the launcher is gone."""
     while not channel.lost:
         for key, _ in selector.select():
             if key.data == "launcher ended":
-                return None
-        for message in channel.receive():
-            assert isinstance(message, GroupSpec)
-            return message
-    return None
+                return []
+        messages = channel.receive()
+        if messages:
+            return messages
+    return []
 
 
 class _Group:
@@ -101,11 +102,13 @@ class _Group:
 
     def __init__(
         self,
-        spec: GroupSpec,
+        messages: Sequence[object],
         channel: Channel,
         selector: selectors.BaseSelector,
         arrived: _signals.RecordedSignals,
     ) -> None:
+        spec, *self._orders = messages
+        assert isinstance(spec, GroupSpec)
         self._spec = spec
         self._channel = channel
         self._selector = selector
@@ -117,6 +120,7 @@ class _Group:
 
     def run(self) -> GroupReport:
         self._start_ranks()
+        self._obey(self._orders)
         action = Action.WAIT
         give_up_at = math.inf
         while (self._rules.running or _process.has_children()) and time.monotonic() < give_up_at:
@@ -157,6 +161,10 @@ class _Group:
                 process = _process.start_rank(spec.argv, spec.cwd, {**spec.environment, **own}, log_file)
             except OSError as error:
                 self._rules.start_failed(rank, f"{error.strerror}: {error.filename or spec.argv[0]}", time.monotonic())
+                break
+            except ValueError as error:
+                # A name or value that no process can have, as from hydra.job.env_set.
+                self._rules.start_failed(rank, f"its command or environment cannot be used: {error}", time.monotonic())
                 break
             self._rank_of[process.pid] = rank
             # Children are reaped all together below; without a return code Popen would wait for this one, too.

@@ -25,6 +25,12 @@ def last_lines(path: str, count: int) -> list[str]:
     return [line for line in lines if line.strip()][-count:]
 
 
+def _last_state(line: str) -> str:
+    """Return what a terminal shows of a line with carriage returns; one at the end stays, as a line feed may follow."""
+    start = line.rfind("\r", 0, len(line.rstrip("\r")))
+    return line[start + 1 :]
+
+
 class LogTee:
     """Read what arrives in one rank's log, as it is to be shown on the terminal.
 
@@ -47,22 +53,28 @@ class LogTee:
         Args:
             last: Nothing more will come: an unfinished line is shown, too.
         """
-        try:
-            with open(self._path, "rb") as file:
-                file.seek(self._offset)
-                data = file.read(_READ_BYTES)
-        except OSError:
-            return ""  # Not there yet, or the run directory is gone: the log is what counts, this is a copy.
-        self._offset += len(data)
-        text = self._decoder.decode(data)
-        if last and not data and self._rest:
-            text = "\n"
+        while True:
+            try:
+                with open(self._path, "rb") as file:
+                    file.seek(self._offset)
+                    data = file.read(_READ_BYTES)
+            except OSError:
+                return ""  # Not there yet, or the run directory is gone: the log is what counts, this is a copy.
+            self._offset += len(data)
+            shown = self._as_shown(self._decoder.decode(data, final=last and not data), last=last and not data)
+            # A piece of a long line or of a character cannot be shown yet, but more may have come.
+            if shown or not data:
+                return shown
+
+    def _as_shown(self, text: str, *, last: bool) -> str:
         if not self._prefix:
             return text
-        *lines, self._rest = (self._rest + text).split("\n")
-        shown = "".join(f"{self._prefix}{line.rsplit(chr(13), 1)[-1]}\n" for line in lines)
-        # A piece of a long line is something new, too, although it cannot be shown yet.
-        return shown if shown or not data else self.read(last=last)
+        if last and self._rest + text:
+            text += "\n"
+        *lines, rest = (self._rest + text).split("\n")
+        # Of a line that is redrawn for hours only the last state is kept.
+        self._rest = _last_state(rest)
+        return "".join(f"{self._prefix}{_last_state(line).rstrip(chr(13))}\n" for line in lines)
 
 
 class Terminal:

@@ -43,7 +43,7 @@ def failure(
 ) -> Outcome:
     text = _attempt(lambda: "".join(traceback.format_exception(_without_hydra_frames(error)))) or repr(type(error))
     message = _attempt(lambda: str(error)) or ""
-    summary = f"{type(error).__qualname__}: {message}".rstrip(": ").splitlines()[0]
+    summary = f"{type(error).__qualname__}: {message}".splitlines()[0].rstrip(": ")
     return Outcome(
         completed=False,
         exception=_attempt(lambda: _rebuildable(error, main)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import socket
 from dataclasses import dataclass
 
@@ -77,4 +78,5 @@ def is_port_clash(text: str, port: int) -> bool:
     EADDRINUSE, message: address already in use`.
     """
     lowered = text.lower()
-    return str(port) in text and ("eaddrinuse" in lowered or "address already in use" in lowered)
+    taken = "eaddrinuse" in lowered or "address already in use" in lowered
+    return taken and re.search(rf"\b{port}\b", text) is not None

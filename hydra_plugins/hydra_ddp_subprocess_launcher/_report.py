@@ -41,7 +41,7 @@ def duration(seconds: float | None) -> str:
     """Return a duration for people: `0.8 s`, `3:05`, `1:02:03`."""
     if seconds is None:
         return "-"
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

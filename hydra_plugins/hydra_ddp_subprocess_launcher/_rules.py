@@ -136,7 +136,7 @@ class GroupRules:
         return Action.WAIT
 
     def _apply_limits(self, now: float) -> None:
-        if self._kill_at is not None:
+        if self._kill_at is not None or not self.running:
             return
         for reason, due in self._limit_times():
             if due is not None and now >= due:

@@ -9,6 +9,7 @@ import sys
 import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 from ._choices import OnCodeChange
 from ._errors import StartError
@@ -57,7 +58,10 @@ def stamp_sources(main_script: str | None) -> dict[str, Stamp]:
     These are the main script and every imported file outside the standard library, site-packages and this package.
     """
     others = _installed_prefixes()
-    files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
+    # By the namespace: asking a lazy module for an attribute would load it, and may raise anything.
+    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    spaces = [object.__getattribute__(module, "__dict__") for module in modules]
+    files = {str(space.get("__file__") or "") for space in spaces}
     own = {file for file in files if file.endswith(".py") and not os.path.realpath(file).startswith(others)}
     if main_script is not None and os.path.isfile(main_script):
         own.add(main_script)
