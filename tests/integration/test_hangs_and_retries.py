@@ -266,6 +266,27 @@ def test_a_lost_spawner_and_then_a_lost_keeper(runner: Runner) -> None:
         assert notes.statuses() == ["FAILED", "COMPLETED"]
 
 
+def test_everybody_above_the_ranks_is_killed(runner: Runner) -> None:
+    """SIGKILL of spawner, keeper and launching process, one right after the other, ends the ranks as well (B6)."""
+    with misbehaving(runner, "+all=[ignore,hang]") as (process, notes):
+        runner.wait_until(lambda: len(notes.places()) == 2, what="two bodies")
+        keeper = keeper_of(notes)
+        for pid in (state_of(keeper)[1], keeper, process.pid):
+            os.kill(pid, signal.SIGKILL)
+        assert_nothing_left(runner)
+
+
+def test_a_stopped_keeper_of_a_killed_launching_process(runner: Runner) -> None:
+    """A keeper that stands still when the launching process is killed is woken to end its job all the same (B6)."""
+    with misbehaving(runner, "+all=[ignore,hang]") as (process, notes):
+        runner.wait_until(lambda: len(notes.places()) == 2, what="two bodies")
+        keeper = keeper_of(notes)
+        os.kill(keeper, signal.SIGSTOP)
+        runner.wait_until(lambda: state_of(keeper)[0] == "T", what="the stop")
+        process.kill()
+        assert_nothing_left(runner)
+
+
 # --- hangs
 
 
