@@ -462,6 +462,8 @@ def test_the_cause_is_the_rank_that_failed_first(runner: Runner) -> None:
     assert "broken: cause" in notes.returns()[0]["text"]
     assert "rank 1: ValueError: broken: cause" in ran.output
     assert "consequence" not in notes.returns()[0]["text"]
+    # By which the launcher ended rank 1, so that it is no news.
+    assert "SIGTERM" not in ran.output
 
 
 @pytest.mark.parametrize("kind", ["text", "dict"])
