@@ -101,8 +101,11 @@ def describe(report: GroupReport, outcomes: Sequence[Outcome | None], rank: int 
         assert report.reason is not None
         detail = f" ({report.detail})" if report.detail else ""
         return f"the job was ended because {report.reason.value}{detail}", ""
-    code = next((ended.code for ended in report.exits if ended.rank == rank), 0)
+    code, stopped = next(((ended.code, ended.stopped) for ended in report.exits if ended.rank == rank), (0, False))
     outcome = outcomes[rank]
+    if stopped and outcome is not None and outcome.summary:
+        # It had failed, but had not ended: the signal by which it did then is our own.
+        return f"rank {rank} failed: {outcome.summary}", ""
     if code == _SIGKILL:
         return (
             f"rank {rank} was killed by {describe_exit(code)}",

@@ -20,7 +20,7 @@ def after_exit(stop: SystemExit) -> tuple[Outcome, int]:
         return Outcome(completed=True, note="the job called sys.exit(0): its value is None"), 0
     code = stop.code if isinstance(stop.code, int) else 1
     text = "".join(traceback.format_exception(_without_hydra_frames(stop)))
-    summary = f"SystemExit: {stop.code}"
+    summary = f"SystemExit: exit code {code}" if isinstance(stop.code, int) else f"SystemExit: {stop.code}"
     return Outcome(completed=False, summary=summary, traceback=text, failed_at=time.time()), code & 0xFF or 1
 
 

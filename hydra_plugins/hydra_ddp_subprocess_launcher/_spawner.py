@@ -141,6 +141,8 @@ def main(descriptor: int, launcher: int) -> None:
                 if key.fileobj is sock and not _accept_job(sock, keepers, launcher):
                     selector.unregister(sock)
                     connected = False
+                    # One that somebody stopped could not see that the launcher is gone.
+                    _signals.send_signal(list(keepers), signal.SIGCONT)
             arrived.take()
             _bury(sock, keepers)
     _end_orphans({})

@@ -169,10 +169,9 @@ def test_ctrl_z_and_fg_change_nothing(runner: Runner) -> None:
         assert state_of(launcher)[0] == "T"
         assert notes.places("end") == [(0, 0), (0, 1)]
         shell.type("fg\n")
-        runner.wait_until(lambda: (shell.read(), notes.has("returns"))[1], what="the end of the sweep")
+        assert shell.exit_code() == 0
         assert notes.statuses() == ["COMPLETED", "COMPLETED"]
         assert notes.returns()[0]["value"] == "7"
-        assert shell.exit_code() == 0
         shell.close()
 
 
@@ -257,13 +256,37 @@ def test_all_ranks_killed_at_once(runner: Runner) -> None:
 def test_a_lost_spawner_and_then_a_lost_keeper(runner: Runner) -> None:
     """With nobody left to adopt them, grandchildren are found by their environment, and the next job runs (B5)."""
     steps = "+j0.r0=[wait:ready,above:2,above:1]"
-    with misbehaving(runner, "x=0,1", steps, "+j0.r1=[note:ready,hang]", "+j1.r0=wait:go", RECORDING) as (_, notes):
+    with misbehaving(runner, "x=0,1", steps, "+j0.r1=[note:ready,hang]", "+j1.r0=wait:go", RECORDING) as (
+        process,
+        notes,
+    ):
         runner.wait_until(lambda: notes.places()[-1:] == [(1, 1)], what="job 1")
         left = [pid for pid in alive(runner, b"HYDRA_DDP_JOB_NUM=0") if is_running(pid)]
         assert left == []
         let_go(notes)
-        runner.wait_until(lambda: notes.has("returns"), what="the end of the sweep")
+        finish(process)
         assert notes.statuses() == ["FAILED", "COMPLETED"]
+
+
+def test_everybody_above_the_ranks_is_killed(runner: Runner) -> None:
+    """SIGKILL of spawner, keeper and launching process, one right after the other, ends the ranks as well (B6)."""
+    with misbehaving(runner, "+all=[ignore,hang]") as (process, notes):
+        runner.wait_until(lambda: len(notes.places()) == 2, what="two bodies")
+        keeper = keeper_of(notes)
+        for pid in (state_of(keeper)[1], keeper, process.pid):
+            os.kill(pid, signal.SIGKILL)
+        assert_nothing_left(runner)
+
+
+def test_a_stopped_keeper_of_a_killed_launching_process(runner: Runner) -> None:
+    """A keeper that stands still when the launching process is killed is woken to end its job all the same (B6)."""
+    with misbehaving(runner, "+all=[ignore,hang]") as (process, notes):
+        runner.wait_until(lambda: len(notes.places()) == 2, what="two bodies")
+        keeper = keeper_of(notes)
+        os.kill(keeper, signal.SIGSTOP)
+        runner.wait_until(lambda: state_of(keeper)[0] == "T", what="the stop")
+        process.kill()
+        assert_nothing_left(runner)
 
 
 # --- hangs
@@ -441,6 +464,8 @@ def test_the_cause_is_the_rank_that_failed_first(runner: Runner) -> None:
     assert "broken: cause" in notes.returns()[0]["text"]
     assert "rank 1: ValueError: broken: cause" in ran.output
     assert "consequence" not in notes.returns()[0]["text"]
+    # By which the launcher ended rank 1, so that it is no news.
+    assert "SIGTERM" not in ran.output
 
 
 @pytest.mark.parametrize("kind", ["text", "dict"])
