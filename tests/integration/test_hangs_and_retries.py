@@ -548,7 +548,9 @@ def test_a_read_only_directory(runner: Runner, disks: tuple[Path, Path]) -> None
     def make_read_only(folder: Path) -> None:
         # Its log is open for writing, which a plain remount refuses; over a bind mount it is not asked.
         subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
-        subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True)
+        # Busy for as long as somebody has a file of the new mount open for writing.
+        remount = ["mount", "-o", "remount,bind,ro", str(folder)]
+        runner.wait_until(lambda: subprocess.run(remount, capture_output=True).returncode == 0, what="the remount")
 
     make_read_only(disks[1])
     steps = ["+j0.r0=return:10", "+j1.all=[wait:go,return:11]", "+j3.r0=return:13"]
