@@ -18,10 +18,11 @@ from hydra_plugins.hydra_ddp_subprocess_launcher._files import JobPaths, make_jo
 from hydra_plugins.hydra_ddp_subprocess_launcher._keeper import Stop
 from hydra_plugins.hydra_ddp_subprocess_launcher._logs import LogTee
 from hydra_plugins.hydra_ddp_subprocess_launcher._report import duration
+from hydra_plugins.hydra_ddp_subprocess_launcher._results import judge
 from hydra_plugins.hydra_ddp_subprocess_launcher._rules import GroupRules
 from hydra_plugins.hydra_ddp_subprocess_launcher._sources import stamp_sources
 from hydra_plugins.hydra_ddp_subprocess_launcher._spawner import SpawnerLink
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import Limits, StopReason
+from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, Limits, Outcome, RankExit, StopReason
 
 
 def test_an_order_that_arrives_with_the_spec(link: SpawnerLink, tmp_path: Path) -> None:  # noqa: F811
@@ -106,3 +107,19 @@ def test_an_impossible_environment(link: SpawnerLink, tmp_path: Path) -> None:  
 def test_a_duration_just_below_a_minute() -> None:
     """59.96 s are a minute."""
     assert duration(59.96) == "1:00"
+
+
+def test_who_lost_a_peer_is_not_the_cause(tmp_path: Path) -> None:
+    """Rank 0 fails first because rank 1, which raised, is tearing its group down: rank 1 is the cause."""
+    paths = JobPaths(str(tmp_path))
+    make_job_folder(paths)
+    lost = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1234"
+    for rank, (summary, at) in enumerate([(lost, 10.0), ("ValueError: boom", 11.0)]):
+        outcome = Outcome(completed=False, summary=summary, traceback=summary, failed_at=at, run_id="run")
+        _files.write_outcome(paths, rank, outcome)
+    exits = (RankExit(0, 1, 1.0, False), RankExit(1, -15, 2.0, True))
+    verdict = judge(GroupReport(exits, StopReason.RANK_FAILED, 0, "", 9.0), 2, paths, "run")
+    assert verdict.cause == "rank 1: ValueError: boom"
+    os.unlink(paths.outcome(1))
+    alone = judge(GroupReport(exits, StopReason.RANK_FAILED, 0, "", 9.0), 2, paths, "run")
+    assert "look at the logs of the other ranks" in alone.block

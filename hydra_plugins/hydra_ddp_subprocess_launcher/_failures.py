@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,14 @@ from ._signals import describe_exit
 from ._specs import GroupReport, Outcome, RankExit, StopReason
 
 _SIGKILL = -9
+_LOST_PEER = re.compile(
+    r"connection (was )?(closed|reset) by (remote )?peer|broken pipe|remote process (has )?(exited|terminated)"
+    r"|logs of the remote work[e]r",
+    re.IGNORECASE,
+)
+LOST_PEER_ADVICE = (
+    "This rank lost a peer, which is seldom the cause: look at the logs of the other ranks beside this one."
+)
 # More than what a full disk may still give to a small file.
 _PROBE_BYTES = 64 * 1024
 
@@ -59,7 +68,13 @@ def root_cause(report: GroupReport, outcomes: Sequence[Outcome | None], paths: J
         return Failure(missing[0], report.began_at)
     hung = report.cause is None and report.reason is not None
     before = [failure for failure in failures if not hung or not _was_stopped(exits, failure.rank)]
-    return min(before, key=lambda failure: failure.at, default=None)
+    # A rank whose peer went away often fails first: the peer is still on its way out of its `finally`.
+    return min(before, key=lambda failure: (lost_a_peer(failure), failure.at), default=None)
+
+
+def lost_a_peer(failure: Failure) -> bool:
+    """Return whether an error only says that another rank went away, by the words of gloo, NCCL and torch's store."""
+    return _LOST_PEER.search(f"{failure.summary}\n{failure.traceback}") is not None
 
 
 def _was_stopped(exits: Mapping[int, RankExit], rank: int) -> bool:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from . import _pickling
 from ._errors import JobFailedError, RankTraceback
-from ._failures import describe, root_cause, unusable_folder
+from ._failures import LOST_PEER_ADVICE, describe, lost_a_peer, root_cause, unusable_folder
 from ._files import JobPaths, read_outcome
 from ._freeze import hydra_config
 from ._logs import last_lines
@@ -118,6 +118,8 @@ def _failed(report: GroupReport, outcomes: Sequence[Outcome | None], paths: JobP
     broken = unusable_folder(paths) if rank is not None and outcomes[rank] is None else None
     if broken is not None:
         advice = f"The run directory cannot be written any more: {broken}."
+    if failure is not None and len(outcomes) > 1 and lost_a_peer(failure):
+        advice = LOST_PEER_ADVICE
     if advice:
         lines.append(advice)
     lines.append(f"Log: {paths.log(rank)}" if rank is not None else _SEE_LOG.format(folder=paths.folder))

@@ -21,16 +21,19 @@ import hydra
 def main(cfg):
     import torch, torch.distributed as dist
     dist.init_process_group("gloo")
-    try:
-        total = torch.tensor(float(cfg.x * (dist.get_rank() + 1)))
-        dist.all_reduce(total)
-        if cfg.get("fail") and dist.get_rank() == 1:
-            raise RuntimeError("rank 1 gave up")
-        if cfg.get("fail"):
-            dist.barrier()
-        return {"sum": total, "all": [torch.arange(3), dist.get_world_size()]} if cfg.get("nested") else total
-    finally:
-        dist.destroy_process_group()
+    # Not in a `finally`: rank 0 would hear of the end of the group before rank 1 has told its error.
+    value = work(cfg, torch, dist)
+    dist.destroy_process_group()
+    return value
+
+def work(cfg, torch, dist):
+    total = torch.tensor(float(cfg.x * (dist.get_rank() + 1)))
+    dist.all_reduce(total)
+    if cfg.get("fail") and dist.get_rank() == 1:
+        raise RuntimeError("rank 1 gave up")
+    if cfg.get("fail"):
+        dist.barrier()
+    return {"sum": total, "all": [torch.arange(3), dist.get_world_size()]} if cfg.get("nested") else total
 
 if __name__ == "__main__":
     main()
