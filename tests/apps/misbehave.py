@@ -24,12 +24,16 @@ JOB_FOLDER = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ".")).parent
 
 
 def fail_until(attempt: str) -> None:
-    """Note this attempt, and fail in those before the given one."""
+    """Note this attempt, see every rank of the group do so, and fail in the attempts before the given one."""
     names = ("HYDRA_DDP_ATTEMPT", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
     counts = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
     facts = {name: os.environ[name] for name in (*names, *counts)}
-    behave.note(f"attempt_{os.environ['HYDRA_DDP_JOB_NUM']}_{ATTEMPT}_{behave.RANK}", **facts)
+    name = f"attempt_{os.environ['HYDRA_DDP_JOB_NUM']}_{ATTEMPT}"
+    behave.note(f"{name}_{behave.RANK}", **facts)
     print(f"attempt {ATTEMPT} of rank {behave.RANK}", flush=True)
+    for rank in range(int(os.environ["WORLD_SIZE"])):
+        # Who fails before the others are here ends them before they note anything.
+        behave.wait_for(f"{name}_{rank}")
     if int(attempt) > ATTEMPT:
         raise ValueError(f"broken in attempt {ATTEMPT}")
 
