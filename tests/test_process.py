@@ -150,7 +150,7 @@ def test_a_parent_that_is_gone_already(runner: Runner) -> None:
     """A rank whose parent ended before it could ask for the signal ends by itself."""
     code = """
         child = subprocess.Popen(
-            [sys.executable, "-c", "from %s import _process; _process.die_with_parent(1 << 22)" % sys.argv[1]]
+            [sys.executable, "-c", "from %s import _process; _process.signal_at_parents_end(1 << 22, 9)" % sys.argv[1]]
         )
         print(child.wait())
     """

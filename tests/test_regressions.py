@@ -42,6 +42,7 @@ def test_lines_that_end_in_crlf(tmp_path: Path) -> None:
 def test_a_limit_is_not_met_by_ranks_that_ended() -> None:
     """Limits are about ranks that run: after the last good exit there is none to be ended."""
     rules = GroupRules(1, Limits(15, exit_timeout_s=0), 0.0)
+    rules.outcome_stored(0, 5.0)
     rules.rank_exited(0, 0, 5.0)
     rules.decide(5.0)
     assert rules.report().reason is None

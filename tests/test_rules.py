@@ -56,6 +56,10 @@ class Played:
         self.rules.rank_exited(rank, code, BEGAN + after_s)
         return self.look(after_s)
 
+    def end_well(self, after_s: float, rank: int) -> Action:
+        self.rules.outcome_stored(rank, BEGAN + after_s)
+        return self.exit(after_s, rank, 0)
+
     def stored(self, after_s: float, *ranks: int) -> Action:
         for rank in ranks:
             self.rules.outcome_stored(rank, BEGAN + after_s)
@@ -90,7 +94,8 @@ STEP_S = 0.0625
 
 def first_stop(order: Sequence[str], code: int) -> str:
     """Return the event that ends the group."""
-    return next(event for event in order if event in ("deadline", "stop", "lost") or (event == "exit" and code != 0))
+    bad = code != 0 or order.index("exit") < order.index("stored")
+    return next(event for event in order if event in ("deadline", "stop", "lost") or (event == "exit" and bad))
 
 
 @pytest.mark.parametrize("code", [0, 3, -9])
@@ -157,9 +162,9 @@ def test_a_good_end() -> None:
     played = Played()
     assert played.look(0) is Action.WAIT
     assert played.due is None
-    assert played.exit(3, 1, 0) is Action.WAIT
+    assert played.end_well(3, 1) is Action.WAIT
     assert played.rules.running == [0]
-    assert played.exit(4, 0, 0) is Action.TERMINATE
+    assert played.end_well(4, 0) is Action.TERMINATE
     assert played.due == 4 + GRACE_S
     assert played.look(5) is Action.WAIT
     assert played.look(4 + GRACE_S) is Action.KILL
@@ -176,6 +181,13 @@ def test_the_first_bad_exit_is_the_cause() -> None:
         (RankExit(2, 1, 1.0, False), RankExit(0, 7, 2.0, True), RankExit(1, -15, 3.0, True)), StopReason.RANK_FAILED, 2
     )
     assert played.actions == [(1, Action.TERMINATE)]
+
+
+def test_a_good_exit_without_an_outcome() -> None:
+    """A program that leaves before the job is done has failed, also with exit code 0: the others would wait for it."""
+    played = Played()
+    assert played.exit(1, 1, 0) is Action.TERMINATE
+    assert (played.report.reason, played.report.cause) == (StopReason.RANK_FAILED, 1)
 
 
 def test_a_bad_exit_after_every_outcome_ends_the_group_too() -> None:
@@ -271,7 +283,7 @@ def test_timeout() -> None:
     """`timeout_min` ends a job to the second, and says who still ran."""
     played = Played(nproc=3, limits=Limits(GRACE_S, timeout_s=60))
     assert played.due == 60
-    played.exit(10, 1, 0)
+    played.end_well(10, 1)
     assert played.look(59.9) is Action.WAIT
     assert played.look(60) is Action.DUMP
     assert played.due == 60 + DUMP_S
@@ -285,9 +297,9 @@ def test_exit_timeout() -> None:
     """`exit_timeout_s` counts from the first good exit, not from later ones."""
     played = Played(nproc=3, limits=Limits(GRACE_S, exit_timeout_s=5))
     assert played.due is None
-    played.exit(10, 2, 0)
+    played.end_well(10, 2)
     assert played.due == 15
-    played.exit(13, 1, 0)
+    played.end_well(13, 1)
     assert played.look(14.9) is Action.WAIT
     assert played.look(15) is Action.DUMP
     assert played.look(15 + DUMP_S) is Action.TERMINATE
@@ -297,7 +309,7 @@ def test_exit_timeout() -> None:
 def test_no_limits() -> None:
     """Without limits ranks may go on for ever after the first one ended, with one line after a minute."""
     played = Played()
-    played.exit(10, 1, 0)
+    played.end_well(10, 1)
     for minute in range(1, 100):
         assert played.look(10 + 60.0 * minute) is Action.WAIT
     assert played.due is None

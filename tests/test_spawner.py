@@ -29,9 +29,12 @@ def link() -> Iterator[SpawnerLink]:
 
 
 def spec(folder: Path, script: str, nproc: int = 2, **changes: object) -> GroupSpec:
-    """Return a group whose ranks run a shell script; `$RANK` is the rank, `$PWD` the test's folder."""
+    """Return a group whose ranks run a shell script and store an outcome when it ends by itself, without `exec`.
+
+    `$RANK` is the rank, `$PWD` the test's folder.
+    """
     values: dict[str, object] = {
-        "argv": ("/bin/sh", "-c", script),
+        "argv": ("/bin/sh", "-c", f"trap ': > {folder}/outcome_$RANK' EXIT; {script}"),
         "cwd": str(folder),
         "environment": {"PATH": os.environ["PATH"]},
         "rank_environments": tuple({"RANK": str(rank)} for rank in range(nproc)),

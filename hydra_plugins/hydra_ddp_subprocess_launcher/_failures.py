@@ -59,13 +59,10 @@ def root_cause(report: GroupReport, outcomes: Sequence[Outcome | None], paths: J
             failures.append(Failure(rank, at, outcome.summary, outcome.traceback))
         elif outcome is None and error is not None:
             failures.append(error)
-        elif ended is not None and ended.code != 0 and not ended.stopped:
+        elif ended is not None and (ended.code != 0 or outcome is None) and not ended.stopped:
             failures.append(Failure(rank, exited_at))
     if not failures and report.cause is not None:
         return Failure(report.cause, report.began_at)
-    if not failures and report.reason is None:
-        missing = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
-        return Failure(missing[0], report.began_at)
     hung = report.cause is None and report.reason is not None
     before = [failure for failure in failures if not hung or not _was_stopped(exits, failure.rank)]
     # A rank whose peer went away often fails first: the peer is still on its way out of its `finally`.
@@ -106,21 +103,21 @@ def unusable_folder(paths: JobPaths) -> str | None:
     return None
 
 
-def describe(report: GroupReport, outcomes: Sequence[Outcome | None], rank: int | None) -> tuple[str, str]:
+def describe(report: GroupReport, outcomes: Sequence[Outcome | None], failure: Failure | None) -> tuple[str, str]:
     """Return what happened, and what to do about it."""
+    if failure is None:
+        assert report.reason is not None
+        detail = f" ({report.detail})" if report.detail else ""
+        return f"the job was ended because {report.reason.value}{detail}", ""
+    rank = failure.rank
     if report.reason is StopReason.START_FAILED:
         return f"rank {rank} could not be started: {report.detail}", ""
     if report.reason is StopReason.FAILURE_LINGERS:
         return f"rank {rank} failed and did not end by itself", ""
-    if rank is None:
-        assert report.reason is not None
-        detail = f" ({report.detail})" if report.detail else ""
-        return f"the job was ended because {report.reason.value}{detail}", ""
     code, stopped = next(((ended.code, ended.stopped) for ended in report.exits if ended.rank == rank), (0, False))
-    outcome = outcomes[rank]
-    if stopped and outcome is not None and outcome.summary:
+    if stopped and failure.summary:
         # It had failed, but had not ended: the signal by which it did then is our own.
-        return f"rank {rank} failed: {outcome.summary}", ""
+        return f"rank {rank} failed: {failure.summary}", ""
     if code == _SIGKILL:
         return (
             f"rank {rank} was killed by {describe_exit(code)}",
@@ -128,7 +125,7 @@ def describe(report: GroupReport, outcomes: Sequence[Outcome | None], rank: int 
         )
     if code < 0:
         return f"rank {rank} was killed by {describe_exit(code)}", ""
-    if outcome is None and code == 0:
+    if outcomes[rank] is None and code == 0:
         return (
             f"rank {rank} ended with exit code 0 but did not finish the job",
             "The program ended before or inside the job, for instance by os._exit(0), or never called the "

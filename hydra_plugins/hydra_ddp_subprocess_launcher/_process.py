@@ -43,15 +43,16 @@ def name_process(name: str) -> None:
     _prctl(_PR_SET_NAME, name.encode())
 
 
-def die_with_parent(parent: int) -> None:
-    """Ask for SIGKILL when the parent's calling thread ends; end now if it has ended before the request.
+def signal_at_parents_end(parent: int, number: int) -> None:
+    """Ask for this signal when the parent's forking thread ends; send it now if that was before the request.
 
     Args:
         parent: Pid of the process that forked this one.
+        number: The signal.
     """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)
 
 
 def thread_count() -> int:
@@ -78,7 +79,7 @@ def start_rank(argv: Sequence[str], cwd: str, environment: Mapping[str, str], lo
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509  (a keeper has one thread)
+            preexec_fn=lambda: signal_at_parents_end(parent, signal.SIGKILL),  # noqa: PLW1509  (a keeper has one thread)
         )
 
 
@@ -210,6 +211,14 @@ class ProcessHandle:
         watch = select.poll()
         watch.register(self._descriptor, select.POLLIN)
         return bool(watch.poll(0))
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody stopped the process by a signal (not a debugger); False where the system does not tell."""
+        try:
+            return Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Let go."""

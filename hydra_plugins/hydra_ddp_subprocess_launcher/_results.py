@@ -107,7 +107,7 @@ def _completed(report: GroupReport, outcome: Outcome | None) -> Verdict:
 def _failed(report: GroupReport, outcomes: Sequence[Outcome | None], paths: JobPaths) -> Verdict:
     failure = root_cause(report, outcomes, paths)
     rank = failure.rank if failure is not None else None
-    what, advice = describe(report, outcomes, rank)
+    what, advice = describe(report, outcomes, failure)
     others = [ended.rank for ended in report.exits if ended.stopped and rank not in (None, ended.rank)]
     stopped = ", ".join(map(str, sorted(others)))
     lines = [f"{what}; rank {stopped} was then ended by the launcher." if stopped else f"{what}."]

@@ -75,7 +75,8 @@ class GroupRules:
         """Take note that a rank's process ended."""
         stopped = self._kill_at is not None
         self._exits.append(RankExit(rank, code, now - self._began, stopped))
-        if code == 0 and rank not in self._failures:
+        # A good code without an outcome is no good end: the program left before the job was done.
+        if code == 0 and rank in self._stored and rank not in self._failures:
             if self._first_good_exit is None:
                 self._first_good_exit = now
         elif not stopped:

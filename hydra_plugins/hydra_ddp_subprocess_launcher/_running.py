@@ -44,6 +44,7 @@ class RunningJob:
         began: Start of the ranks, monotonic seconds.
         keeper: The keeper's process; None: it has not answered yet.
         end_by: When the keeper has to be gone after an order to stop, monotonic seconds; None: no order.
+        stopped_at: When the keeper was first seen to stand still, monotonic seconds; None: it does not.
         lost_at: When it had said its last word, or ended without one, monotonic seconds.
         report: The keeper's last word.
         buried: Whether the spawner said that the keeper and all below it are gone.
@@ -63,6 +64,7 @@ class RunningJob:
     began: float = field(default_factory=time.monotonic)
     keeper: _process.ProcessHandle | None = None
     end_by: float | None = None
+    stopped_at: float | None = None
     lost_at: float | None = None
     report: GroupReport | None = None
     buried: bool = False
@@ -109,6 +111,7 @@ class RunningJob:
         elif self.keeper is None:
             self._insist_on_spawner(now - self.began)
         else:
+            self._wake_keeper(self.keeper, now)
             limit = self.limits.timeout_s
             due = [] if limit is None else [self.began + limit + self.limits.grace_period_s + 2 * _ANSWER_S]
             if self.end_by is not None:
@@ -119,6 +122,15 @@ class RunningJob:
             if self.keeper.ended:
                 # Its socket is still open: a spawner that was stopped while it forked holds a copy.
                 self.lost_at = now
+
+    def _wake_keeper(self, keeper: _process.ProcessHandle, now: float) -> None:
+        if not keeper.stopped:
+            self.stopped_at = None
+        elif self.stopped_at is None:
+            self.stopped_at = now
+        elif now - self.stopped_at > _ANSWER_S:
+            # Its ranks would go on, and nobody would notice their end.
+            keeper.send(signal.SIGCONT)
 
     def _insist_on_spawner(self, waited_s: float) -> None:
         if waited_s > 2 * _ANSWER_S:

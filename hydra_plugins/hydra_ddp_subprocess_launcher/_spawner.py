@@ -126,13 +126,15 @@ def main(descriptor: int, launcher: int) -> None:
     """
     _signals.reset_signals()
     _process.become_subreaper()
+    _process.signal_at_parents_end(launcher, signal.SIGCONT)
     _process.name_process("ddp-spawner")
     # A fork copies only the calling thread, and with it the locks that the others hold.
     assert _process.thread_count() == 1
     sock = socket.socket(fileno=descriptor)
     sock.set_inheritable(False)
     keepers: dict[int, int] = {}
-    with _signals.recorded_signals([signal.SIGCHLD]) as arrived, selectors.DefaultSelector() as selector:
+    heard = (signal.SIGCHLD, signal.SIGCONT)
+    with _signals.recorded_signals(heard) as arrived, selectors.DefaultSelector() as selector:
         selector.register(sock, selectors.EVENT_READ)
         selector.register(arrived.wakeup, selectors.EVENT_READ)
         connected = True
@@ -141,9 +143,9 @@ def main(descriptor: int, launcher: int) -> None:
                 if key.fileobj is sock and not _accept_job(sock, keepers, launcher):
                     selector.unregister(sock)
                     connected = False
-                    # One that somebody stopped could not see that the launcher is gone.
-                    _signals.send_signal(list(keepers), signal.SIGCONT)
-            arrived.take()
+            if signal.SIGCONT in arrived.take() or not connected:
+                # One that somebody stopped could neither see that the launcher is gone nor tell it of its start.
+                _signals.send_signal(list(keepers), signal.SIGCONT)
             _bury(sock, keepers)
     _end_orphans({})
 

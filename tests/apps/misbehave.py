@@ -105,6 +105,7 @@ behave.STEPS.update(
         "linger": linger,
         "remove": lambda: shutil.rmtree(JOB_FOLDER.parent),
         "say_sigterm": say_sigterm,
+        "spam": lambda: print(*["x" * 79] * 12_500, sep="\n", flush=True),
         "spoil": spoil_outcome,
     }
 )

@@ -91,9 +91,9 @@ TABLE = [
     # A rank stands still: only a limit can tell.
     Row(RANKS, HANGS, BEFORE_OUTCOME, "FAILED", ("timeout_min", "{who} still running"), HANG_S, "together"),
     Row(RANKS, HANGS, AFTER_OUTCOME, "COMPLETED", ("{who} was ended by",), HANG_S, "together"),
-    # A lost keeper takes its ranks with it, and costs this job; one that stands still is killed in the end.
+    # A lost keeper takes its ranks with it, and costs this job; one that stands still is woken.
     Row(KEEPER, ("SIGTERM", "SIGKILL", "SIGSEGV"), EVER, "FAILED", ("killed from outside",)),
-    Row(KEEPER, ("SIGSTOP",), ("function",), "FAILED", ("killed from outside",), HANG_S + REPLACED_S, "together"),
+    Row(KEEPER, ("SIGSTOP",), ("function", "after"), "COMPLETED", (), WOKEN_S, "alone"),
     # A lost spawner costs no job. One that stands still is woken.
     Row(SPAWNER, ("SIGTERM", "SIGKILL", "SIGSEGV"), EVER, "COMPLETED"),
     Row(SPAWNER, ("SIGSTOP",), ("start", "after"), "COMPLETED", (), WOKEN_S, "alone"),

@@ -43,6 +43,8 @@ AT_ONCE = "hydra.launcher.max_parallel_jobs"
 WOKEN_S, REPLACED_S = 5, 10
 # A rank that stored an error, and ranks that all stored a good outcome, are given this time before a word is said.
 PATIENCE_S = 10
+# What misbehave.py's `spam` prints, at the least: many times what a pipe holds.
+SPAM_BYTES = 1_000_000
 
 
 def arguments(runner: Runner, overrides: tuple[str, ...], nproc: int) -> list[str]:
@@ -215,6 +217,28 @@ def test_ctrl_c_while_somebody_is_stopped(runner: Runner, who: str, within_s: fl
         assert_nothing_left(runner)
 
 
+def test_ctrl_c_when_nobody_reads_the_output(runner: Runner) -> None:
+    """A terminal that takes nothing more, as after Ctrl-S, keeps neither ranks nor Ctrl-C from their way (B2, B3)."""
+    with misbehaving(runner, "+r0=[spam,hang]", "+r1=hang", GRACE) as (process, _):
+        log = job_folder(runner, 0) / "rank_0.log"
+        runner.wait_until(lambda: log.exists() and log.stat().st_size >= SPAM_BYTES, what="a full pipe and more")
+        deadline = time.monotonic() + GRACE_S + PATIENCE_S + NOISE_S
+        while process.poll() is None:
+            # The launching process may wait to say what it does: then the second one gets it out.
+            os.kill(process.pid, signal.SIGINT)
+            assert time.monotonic() < deadline
+            time.sleep(1)
+        assert_nothing_left(runner)
+
+
+def test_a_closed_stdout(runner: Runner) -> None:
+    """Where there is no stdout at all, jobs run and are judged as ever."""
+    argv = shlex.join([sys.executable, *map(str, arguments(runner, ("x=0,1", "+all=spam", RECORDING), 2))])
+    ran = runner.run("sh", "-c", f"{argv} >&-", env=behave_environment(runner))
+    assert ran.returncode == 0, ran.output
+    assert notes_of(runner).statuses() == ["COMPLETED", "COMPLETED"]
+
+
 def spawners_of(launcher: int) -> list[int]:
     try:
         children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
@@ -289,6 +313,18 @@ def test_a_stopped_keeper_of_a_killed_launching_process(runner: Runner) -> None:
         assert_nothing_left(runner)
 
 
+def test_a_stopped_spawner_of_a_killed_launching_process(runner: Runner) -> None:
+    """A spawner that stands still when the launching process is killed is woken, and ends like everything else."""
+    with misbehaving(runner, "+all=[ignore,hang]") as (process, notes):
+        runner.wait_until(lambda: len(notes.places()) == 2, what="two bodies")
+        spawner = state_of(keeper_of(notes))[1]
+        os.kill(spawner, signal.SIGSTOP)
+        runner.wait_until(lambda: state_of(spawner)[0] == "T", what="the stop")
+        process.kill()
+        assert_nothing_left(runner)
+        runner.wait_until(lambda: not is_running(spawner), what="the spawner's end")
+
+
 # --- hangs
 
 
@@ -313,24 +349,26 @@ def test_a_timeout_shows_where_every_rank_was(runner: Runner) -> None:
 
 
 def test_a_rank_that_leaves_before_the_others_have_joined(runner: Runner) -> None:
-    """Rank 1 exits with 0 while rank 0 waits for it: with `exit_timeout_s` the job fails and rank 0 is named (B9)."""
-    ran, notes = misbehave(
-        runner,
-        "+r0=meet",
-        "hydra.launcher.exit_timeout_s=1",
-        GRACE,
-        RECORDING,
-        env={"MISBEHAVE_LEAVE": "1"},
-    )
+    """Rank 1 exits with 0 and no outcome while rank 0 waits for it: the job fails at once, of rank 1 (B9)."""
+    ran, notes = misbehave(runner, "+r0=meet", GRACE, RECORDING, env={"MISBEHAVE_LEAVE": "1"})
     assert notes.statuses() == ["FAILED"]
-    assert "rank 0 still running" in notes.returns()[0]["text"]
-    assert "exit_timeout_s" in ran.output
+    assert "rank 1 ended with exit code 0 but did not finish the job" in notes.returns()[0]["text"]
+    assert "rank 0 was then ended by the launcher" in ran.output
     assert notes.places("end") == []
 
 
+def test_a_rank_that_returns_while_the_others_wait_for_it(runner: Runner) -> None:
+    """Rank 1 returns while rank 0 waits for it: with `exit_timeout_s` the job fails and rank 0 is named (B9)."""
+    ran, notes = misbehave(runner, "+r0=meet", "hydra.launcher.exit_timeout_s=1", GRACE, RECORDING)
+    assert notes.statuses() == ["FAILED"]
+    assert "rank 0 still running" in notes.returns()[0]["text"]
+    assert "exit_timeout_s" in ran.output
+    assert notes.places("end") == [(0, 1)]
+
+
 def test_one_of_three_ranks_without_an_outcome(runner: Runner) -> None:
-    """Every rank exits with 0, but rank 2 never ran the job: FAILED, and it is rank 2 that is named."""
-    _, notes = misbehave(runner, RECORDING, nproc=3, env={"MISBEHAVE_LEAVE": "2"})
+    """Every rank exits with 0, but rank 2 left within the job: FAILED, and it is rank 2 that is named."""
+    _, notes = misbehave(runner, "+r2=[wait:end_0_0,wait:end_0_1,sleep:0.5,exit:0]", RECORDING, nproc=3)
     assert notes.places("end") == [(0, 0), (0, 1)]
     assert notes.statuses() == ["FAILED"]
     said = notes.returns()[0]["text"]
