@@ -360,12 +360,19 @@ class Loader:
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         self.composed.append(sweep_overrides)
-        config = OmegaConf.create({"n": len(self.composed), "o": sweep_overrides}, flags={"allow_objects": True})
+        content = {"n": len(self.composed), "o": sweep_overrides, "hydra": {"launcher": {"nproc_per_node": 2}}}
+        config = OmegaConf.create(content, flags={"allow_objects": True})
         assert isinstance(config, DictConfig)
         return config
 
 
 MASTER = OmegaConf.create({})
+
+
+def taken(spool: ComposeSpool, *overrides: str) -> DictConfig:
+    kept = spool.take(overrides)
+    assert kept is not None
+    return kept.load()
 
 
 def test_what_was_composed_is_not_composed_again() -> None:
@@ -376,11 +383,11 @@ def test_what_was_composed_is_not_composed_again() -> None:
     seen = [loader.load_sweep_config(MASTER, list(overrides)) for overrides in (["a=1"], ["a=2"], ["a=1"])]
     assert [config.n for config in seen] == [1, 2, 3]
     assert len(loader.composed) == 3
-    first, second = spool.take(["a=1"]), spool.take(["a=1"])
+    first, second = taken(spool, "a=1"), taken(spool, "a=1")
     assert first == seen[0] and second == seen[2] and first is not seen[0]
     assert spool.take(["a=1"]) is None
     assert spool.take(["a=3"]) is None
-    assert spool.take(("a=2",)) == seen[1]
+    assert taken(spool, "a=2") == seen[1]
 
 
 def test_the_order_of_overrides_matters() -> None:
@@ -428,8 +435,7 @@ def test_a_change_after_composition_is_not_seen() -> None:
     spool = ComposeSpool(loader)
     spool.record()
     loader.load_sweep_config(MASTER, ["a=1"]).n = 99
-    taken = spool.take(["a=1"])
-    assert taken is not None and taken.n == 1
+    assert taken(spool, "a=1").n == 1
 
 
 def test_a_config_that_cannot_be_spooled() -> None:
@@ -471,8 +477,9 @@ def test_types_survive_the_spool(tmp_path: Path) -> None:
     spool = ComposeSpool(loader)
     spool.record()
     loader.load_sweep_config(MASTER, ["a=2"])
-    taken = spool.take(["a=2"])
-    assert taken is not None
+    kept = spool.take(["a=2"])
+    assert kept is not None
+    taken = kept.load()
     assert OmegaConf.get_type(taken.local) is Local
     assert OmegaConf.get_type(taken.hydra) is OmegaConf.get_type(composed.hydra)
     assert OmegaConf.is_struct(taken) and taken.b == 2

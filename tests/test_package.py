@@ -20,11 +20,12 @@ SCANNED = {"__init__", "config", "ddp_rank_sweeper", "ddp_subprocess_launcher"}
 # A module imports only from rows above its own, or from its own row to the left.
 LAYERS = (
     ("_choices", "_specs", "_errors"),
-    ("_signals", "_machine", "_process", "_channel", "_port", "_pickling", "_logs"),
+    ("_signals", "_machine", "_process", "_channel", "_port", "_pickling", "_logs", "_schedule", "_locks", "_nvml"),
     ("_rules", "_environment", "_program", "_tasks", "_sources", "_devices", "_files"),
     ("config", "_settings", "_freeze", "_keeper", "_outcome", "_failures"),
     ("_entry", "_results", "_report", "_spawner", "_rank"),
     ("_setup", "_plan", "_running"),
+    ("_line", "_hub"),
     ("_jobs", "_sweep"),
     ("ddp_rank_sweeper", "ddp_subprocess_launcher"),
 )

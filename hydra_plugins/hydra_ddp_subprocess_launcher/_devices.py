@@ -1,31 +1,38 @@
-"""The devices that jobs may use, and who uses which."""
+"""The devices that jobs may use: which there are, and which of them can be had now."""
 
 from __future__ import annotations
 
 import itertools
-import logging
-from collections import Counter
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ._errors import OptionError
+from ._locks import DeviceLocks
+from ._nvml import Nvml
 
-_log = logging.getLogger(__name__)
+# Seconds that a device may take to let go of processes that have ended.
+SETTLE_S = 10.0
+_GB = 10**9
 
 
-def find_devices(chosen: tuple[str, ...] | None, variable: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+def find_devices(
+    chosen: tuple[str, ...] | None, variable: str, environ: Mapping[str, str], nvml: Nvml
+) -> tuple[str, ...]:
     """Return the ids of the devices that jobs may use; empty: no devices.
 
     Args:
         chosen: The option `devices`; None: what this process may see.
         variable: Name of the visible-devices variable.
         environ: This process's environment.
+        nvml: Asked where neither tells.
 
     Raises:
         OptionError: when the option names a device that this process may not see.
     """
     visible = _visible_ids(environ[variable]) if variable in environ else None
     if chosen is None:
-        return visible if visible is not None else _ask_nvml()
+        return visible if visible is not None else tuple(map(str, range(nvml.count())))
     outside = [device for device in chosen if visible is not None and device not in visible]
     if outside:
         raise OptionError(
@@ -41,66 +48,143 @@ def _visible_ids(value: str) -> tuple[str, ...]:
     return tuple(itertools.takewhile(lambda one: one and not one.startswith("-") and one != "NoDevFiles", ids))
 
 
-def _ask_nvml() -> tuple[str, ...]:
-    try:
-        import pynvml
+@dataclass(frozen=True)
+class _Settling:
+    """A device whose last job has ended: it may still hold that job's memory.
 
-        pynvml.nvmlInit()
-        try:
-            return tuple(str(index) for index in range(pynvml.nvmlDeviceGetCount()))
-        finally:
-            pynvml.nvmlShutdown()
-    except Exception as error:  # noqa: BLE001  (no driver, an old driver, no module: all mean no devices)
-        _log.debug("NVML names no devices: %s", error)
-        return ()
-
-
-class DevicePool:
-    """Devices in order, given out in whole sets.
-
-    Args:
-        ids: All devices; empty: jobs run without devices and need none.
+    Attributes:
+        before: Pids that were on it before the job.
+        until: When it is given on in any case, monotonic seconds.
     """
 
-    def __init__(self, ids: tuple[str, ...]) -> None:
-        self.ids = ids
-        self._taken: Counter[str] = Counter()
+    before: frozenset[int]
+    until: float
 
-    def nproc(self, asked: int | None) -> int:
-        """Return the ranks of a job that asks for so many.
 
-        Args:
-            asked: None: one a device of the pool, 1 without devices.
+def name_devices(devices: Sequence[str], variable: str, nvml: Nvml) -> dict[str, str]:
+    """Return a name for each device that is the same in every sweep on this machine, whatever id it has there.
 
-        Raises:
-            OptionError: when the pool is too small for ever.
-        """
-        if asked is None:
-            return max(1, len(self.ids))
-        if self.ids and asked > len(self.ids):
+    Raises:
+        OptionError: when two ids are one device.
+    """
+    names: dict[str, str] = {}
+    for device in devices:
+        name = nvml.uuid(device) or f"{variable}={device}"
+        other = next((earlier for earlier, taken in names.items() if taken == name), None)
+        if other is not None:
+            raise OptionError(f"Devices {other} and {device} are one and the same, {name}: name it once.")
+        names[device] = name
+    return names
+
+
+class DeviceGate:
+    """Get hold of devices that other sweeps, other people and ended jobs may still have.
+
+    Args:
+        names: Of `name_devices`.
+        nvml: To be asked about memory and processes.
+        locks: Between the sweeps of this user; None: `lock_devices` is off.
+        min_free_gb: Free memory, in 10^9 bytes, that a device must have when a job starts on it; None: any.
+        clock: Monotonic seconds.
+
+    Raises:
+        OptionError: when `min_free_memory_gb` can never be met.
+    """
+
+    def __init__(
+        self,
+        names: Mapping[str, str],
+        nvml: Nvml,
+        locks: DeviceLocks | None,
+        min_free_gb: float | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._nvml = nvml
+        self._locks = locks
+        self._min_free_gb = min_free_gb
+        self._clock = clock
+        self._names = dict(names)
+        self._processes_before: dict[str, frozenset[int]] = {}
+        self._settling: dict[str, _Settling] = {}
+        self._refused: dict[str, str] = {}
+        if min_free_gb is not None:
+            for device in names:
+                self._check_memory(device, min_free_gb)
+
+    def _check_memory(self, device: str, wanted_gb: float) -> None:
+        memory = self._nvml.memory(device)
+        if memory is None or memory[1] < wanted_gb * _GB:
+            why = "NVML does not tell its memory" if memory is None else f"it has {memory[1] / _GB:.1f} GB in all"
             raise OptionError(
-                f"A job of {asked} ranks does not fit: hydra.launcher.nproc_per_node={asked}, but there are only "
-                f"{len(self.ids)} devices ({', '.join(self.ids)}). Ask for fewer ranks, or set "
-                "hydra.launcher.devices=[] to run without devices."
+                f"hydra.launcher.min_free_memory_gb={wanted_gb:g} cannot be met by device {device}: {why}. "
+                "Ask for less, leave it null, or leave the device out of hydra.launcher.devices."
             )
-        return asked
 
-    def most_jobs(self, nproc: int, max_parallel_jobs: int | None) -> int:
-        """Return how many jobs of `nproc` ranks can run at once."""
-        by_devices = len(self.ids) // nproc if self.ids else (max_parallel_jobs or 1)
-        return max(1, min(by_devices, max_parallel_jobs or by_devices))
+    def take_refused(self) -> dict[str, str]:
+        """Return and forget which devices could not be had since the last call, and why."""
+        refused, self._refused = self._refused, {}
+        return refused
 
-    def lease(self, nproc: int) -> tuple[str, ...] | None:
-        """Take the first `nproc` free devices; None when there are not enough. Without devices: always empty."""
-        if not self.ids:
-            return ()
-        free = [device for device in self.ids if not self._taken[device]]
-        if len(free) < nproc:
-            return None
-        lease = tuple(free[:nproc])
-        self._taken.update(lease)
-        return lease
+    @property
+    def settled(self) -> bool:
+        """Whether no device has processes of an ended job."""
+        return not any(map(self._settles, list(self._settling)))
 
-    def give_back(self, lease: tuple[str, ...]) -> None:
-        """Return devices that `lease` gave."""
-        self._taken.subtract(lease)
+    def obtain(self, device: str) -> bool:
+        """Get hold of a device for a job; return whether it could be had."""
+        why = self._why_not(device)
+        if why:
+            self._refused[device] = why
+            return False
+        if device not in self._processes_before:
+            self._processes_before[device] = self._nvml.processes(device) or frozenset()
+        return True
+
+    def _why_not(self, device: str) -> str:
+        if self._settles(device):
+            return "still has the processes of the last job"
+        # Before the lock, which others would meet for nothing.
+        if self._min_free_gb is not None:
+            memory = self._nvml.memory(device)
+            if memory is not None and memory[0] < self._min_free_gb * _GB:
+                return f"{memory[0] / _GB:.1f} GB free, hydra.launcher.min_free_memory_gb={self._min_free_gb:g}"
+        if self._locks is not None and not self._locks.obtain(self._names[device]):
+            return f"held by {self._locks.holder(self._names[device])}"
+        return ""
+
+    def _settles(self, device: str) -> bool:
+        settling = self._settling.get(device)
+        if settling is None:
+            return False
+        left = (self._nvml.processes(device) or frozenset()) - settling.before
+        if left and self._clock() < settling.until:
+            return True
+        del self._settling[device]
+        return False
+
+    def keep_only(self, in_use: Iterable[str]) -> None:
+        """Let go of all devices but these, and those that still have processes of an ended job."""
+        kept = set(in_use)
+        for device, name in self._names.items():
+            if device not in kept and not self._settles(device):
+                self._processes_before.pop(device, None)
+                if self._locks is not None:
+                    self._locks.release(name)
+
+    def descriptors(self, devices: Iterable[str]) -> list[int]:
+        """Return the open files that are the locks of these devices, for the keeper of their job."""
+        locks = self._locks
+        return [] if locks is None else [locks.descriptor(self._names[device]) for device in devices]
+
+    def job_ended(self, devices: Iterable[str]) -> None:
+        """Take note that no job has these devices any more."""
+        for device in devices:
+            before = self._processes_before.pop(device, frozenset())
+            if (self._nvml.processes(device) or frozenset()) - before:
+                self._settling[device] = _Settling(before, self._clock() + SETTLE_S)
+
+    def close(self) -> None:
+        """Let go of everything. Jobs that still run keep their devices."""
+        self._settling.clear()
+        self.keep_only(())
+        self._nvml.close()

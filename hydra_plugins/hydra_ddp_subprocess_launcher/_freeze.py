@@ -8,6 +8,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -24,6 +25,49 @@ _RESOLVER_NAME = re.compile(r"\$\{\s*([A-Za-z_][\w.]*)\s*:")
 _INTERPOLATION = re.compile(r"(\\*)(\$\{)")
 
 
+@dataclass(frozen=True)
+class KeptConfig:
+    """A composed job config that was put by, about 10 kB for 350 nodes; live, it takes a hundred times that.
+
+    Attributes:
+        data: Its pickle, compressed.
+        pickle: What reads it.
+        nproc_per_node: The option as this job has it; None: it cannot be resolved.
+    """
+
+    data: bytes
+    pickle: LocalPickle
+    nproc_per_node: Any
+
+    @classmethod
+    def put_by(cls, config: DictConfig) -> KeptConfig | None:
+        """Return a config to keep; None when it cannot be pickled."""
+        local = LocalPickle()
+        try:
+            return cls(zlib.compress(local.dumps(config), level=1), local, _nproc_per_node(config))
+        except Exception as error:  # noqa: BLE001  (a pickle can fail with anything)
+            # It is composed again when its turn comes, and then named in the job's error.
+            _log.debug("A config cannot be kept: %s: %s", type(error).__name__, error)
+            return None
+
+    def load(self) -> DictConfig:
+        """Return the config."""
+        config = self.pickle.loads(zlib.decompress(self.data))
+        assert isinstance(config, DictConfig)
+        return config
+
+
+def _nproc_per_node(config: DictConfig) -> Any:
+    try:
+        if not OmegaConf.is_interpolation(config.hydra.launcher, "nproc_per_node"):
+            return config.hydra.launcher.nproc_per_node
+        # Not at once for all: this makes a copy of Hydra's part of the config.
+        with hydra_config(config):
+            return OmegaConf.select(config, "hydra.launcher.nproc_per_node")
+    except Exception:  # noqa: BLE001  (a resolver may raise anything; the job fails of it when its turn comes)
+        return None
+
+
 class ComposeSpool:
     """Configs that the sweeper composed for its own check, kept so that they need not be composed a second time.
 
@@ -33,9 +77,7 @@ class ComposeSpool:
 
     def __init__(self, config_loader: Any) -> None:
         self._loader = config_loader
-        self._pickle = LocalPickle()
-        # Compressed: a config of 350 nodes takes about 10 kB so, and a hundred times that as live objects.
-        self._configs: dict[tuple[str, ...], list[bytes]] = {}
+        self._configs: dict[tuple[str, ...], list[KeptConfig]] = {}
 
     def record(self) -> None:
         """Watch, until `stop`, what anybody composes with this loader."""
@@ -43,7 +85,9 @@ class ComposeSpool:
 
         def load_sweep_config(master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
             config: DictConfig = compose(master_config, sweep_overrides)
-            self._put(tuple(sweep_overrides), config)
+            kept = KeptConfig.put_by(config)
+            if kept is not None:
+                self._configs.setdefault(tuple(sweep_overrides), []).append(kept)
             return config
 
         self._loader.load_sweep_config = load_sweep_config
@@ -52,23 +96,10 @@ class ComposeSpool:
         """Give the loader its own method back."""
         vars(self._loader).pop("load_sweep_config", None)
 
-    def _put(self, overrides: tuple[str, ...], config: DictConfig) -> None:
-        try:
-            data = zlib.compress(self._pickle.dumps(config), level=1)
-        except Exception as error:  # noqa: BLE001  (a pickle can fail with anything)
-            # It is composed again when its turn comes, and then named in the job's error.
-            _log.debug("A config cannot be kept: %s: %s", type(error).__name__, error)
-        else:
-            self._configs.setdefault(overrides, []).append(data)
-
-    def take(self, overrides: Sequence[str]) -> DictConfig | None:
+    def take(self, overrides: Sequence[str]) -> KeptConfig | None:
         """Return a config composed from these overrides, each once; None when there is none."""
         kept = self._configs.get(tuple(overrides))
-        if not kept:
-            return None
-        config = self._pickle.loads(zlib.decompress(kept.pop(0)))
-        assert isinstance(config, DictConfig)
-        return config
+        return kept.pop(0) if kept else None
 
     def clear(self) -> None:
         """Forget all."""

@@ -8,29 +8,30 @@ import selectors
 import signal
 import sys
 import time
-from collections import deque
 
 from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
 from . import _environment, _keeper, _machine, _results, _signals
-from ._channel import Channel
 from ._choices import OnConfigDifference
 from ._errors import JobFailedError, LauncherError, OptionError, StartError
+from ._hub import Hub
+from ._line import Line
 from ._logs import Terminal
-from ._plan import Attempt, Place, PlannedJob, plan_job, write_job
+from ._plan import Attempt, Place, PlannedJob, write_job
 from ._port import reserve_port
 from ._report import JobResult, duration, override_line
 from ._results import Verdict
 from ._running import RunningJob, make_tees
 from ._setup import Sweep
-from ._spawner import SpawnerLink
 
 _log = logging.getLogger(__name__)
 # Seconds between two looks at rank logs that are shown, and at configs that are compared.
 _LOOK_INTERVAL_S = 0.1
 # Seconds between two looks at keepers that may have stopped answering.
 _INSIST_INTERVAL_S = 1.0
+# Seconds between two questions for devices that others have.
+_ASK_INTERVAL_S = 0.5
 # Pieces of one log to show before the loop looks at everything else.
 _SHOWN_PIECES = 16
 
@@ -47,17 +48,13 @@ class Batch:
     def __init__(self, sweep: Sweep, job_overrides: list[list[str]], first: int) -> None:
         self._sweep = sweep
         self._overrides = {first + place: overrides for place, overrides in enumerate(job_overrides)}
-        self._waiting = deque(self._overrides)
-        self._planned: PlannedJob | None = None
-        self._running: dict[int, RunningJob] = {}
         self._results: dict[int, JobResult] = {}
-        self._spawner: SpawnerLink | None = None
         self._stopped_by: int | None = None
         self._terminal = Terminal(sys.stdout)
         self._log_waits = False
-        settings, pool = sweep.settings, sweep.pool
-        nproc = pool.nproc(settings.nproc_per_node)
-        self._at_once = pool.most_jobs(nproc, settings.max_parallel_jobs)
+        settings = sweep.settings
+        self._line = Line(sweep, self._overrides, self._fail)
+        self._at_once = self._line.most_jobs
         if settings.master_port is not None and self._at_once > 1:
             raise OptionError(
                 f"hydra.launcher.master_port={settings.master_port} is one port, but {self._at_once} jobs run at once. "
@@ -67,13 +64,14 @@ class Batch:
             _environment.scrub(os.environ, _machine.start_environment()),
             settings.omp_num_threads,
             _machine.usable_cores(),
-            self._at_once * nproc,
+            self._line.most_ranks,
         )
-        sets = f", devices {' '.join(map(str, pool.ids))}" if pool.ids else ""
         _log.info(
-            "Launching %d jobs, %d at a time, %d ranks each%s, OMP_NUM_THREADS=%s",
-            len(job_overrides), self._at_once, nproc, sets, self._base["OMP_NUM_THREADS"],
-        )  # fmt: skip
+            "Launching %d jobs, %s, OMP_NUM_THREADS=%s",
+            len(job_overrides),
+            self._line.summary,
+            self._base["OMP_NUM_THREADS"],
+        )
 
     def run(self) -> list[JobResult]:
         """Run all jobs and return one result a job, in order.
@@ -84,22 +82,19 @@ class Batch:
         """
         signals = (*_signals.STOP_SIGNALS, *_signals.FORWARDED_SIGNALS)
         with _signals.recorded_signals(signals) as arrived, selectors.DefaultSelector() as selector:
-            self._selector = selector
+            self._hub = Hub(selector)
             selector.register(arrived.wakeup, selectors.EVENT_READ)
             try:
-                while self._waiting or self._planned or self._running:
+                while self._line.waiting or self._hub.running:
                     self._act_on(arrived.take())
                     started = self._start_next()
-                    self._wait(0.0 if started or self._can_plan() else None)
+                    self._wait(0.0 if started or self._line.has_work else None)
                     self._look_at_running()
-                    if self._can_plan():
-                        self._plan_next()
+                    self._line.work()
+                self._wait_for_devices(arrived)
             finally:
-                # Without the sockets, keepers end their groups by themselves.
-                for job in self._running.values():
-                    job.channel.close()
-                if self._spawner is not None:
-                    self._spawner.close()
+                self._hub.close()
+                self._sweep.gate.close()
         if self._stopped_by is not None:
             self._leave(self._stopped_by)
         return [self._results[number] for number in self._overrides]
@@ -109,20 +104,19 @@ class Batch:
     def _act_on(self, arrived: list[int]) -> None:
         for number in arrived:
             if number in _signals.FORWARDED_SIGNALS:
-                for job in self._running.values():
+                for job in self._hub.running.values():
                     job.channel.send(_keeper.Forward(number))
             elif number in _signals.STOP_SIGNALS:
                 self._stop(number)
 
     def _stop(self, number: int) -> None:
         again, self._stopped_by = self._stopped_by is not None, self._stopped_by or number
-        self._waiting.clear()
-        self._planned = None
-        if self._running:
+        self._line.clear()
+        if self._hub.running:
             how = "killing" if again else "stopping"
             hint = "" if again else " (once more: kill at once)"
-            _log.warning("%s: %s %d running jobs%s", signal.Signals(number).name, how, len(self._running), hint)
-        for job in self._running.values():
+            _log.warning("%s: %s %d running jobs%s", signal.Signals(number).name, how, len(self._hub.running), hint)
+        for job in self._hub.running.values():
             job.stop(signal.Signals(number).name, at_once=again)
 
     def _leave(self, number: int) -> None:
@@ -138,44 +132,34 @@ class Batch:
             handler(number, None)
         raise SystemExit(128 + number)
 
-    # Planning and starting
-
-    def _can_plan(self) -> bool:
-        return bool(self._waiting) and self._planned is None
-
-    def _plan_next(self) -> None:
-        number = self._waiting.popleft()
-        try:
-            self._planned = plan_job(self._sweep, number, self._overrides[number])
-        except Exception as error:  # noqa: BLE001  (a config may raise anything; it is this job's failure alone)
-            self._finish(number, None, "", None, _results.failed_before_start(error))
+    # Starting
 
     def _start_next(self) -> bool:
-        """Start the planned job if it may start; return whether something changed."""
-        plan = self._planned
-        if plan is None or len(self._running) >= self._at_once:
+        """Start the job whose turn it is; return whether there was one."""
+        following = self._line.take_next()
+        if following is None:
             return False
-        lease = self._sweep.pool.lease(plan.nproc)
-        if lease is None:
-            return False
-        self._planned = None
+        plan, devices = following
         _log.info("\t#%d : %s", plan.number, override_line(plan.overrides))
-        self._start(plan, lease, Attempt())
+        self._start(plan, devices, Attempt())
         return True
 
-    def _start(self, plan: PlannedJob, lease: tuple[str, ...], attempt: Attempt) -> None:
+    def _fail(self, number: int, error: Exception) -> None:
+        self._finish(number, None, "", None, _results.failed_before_start(error))
+
+    def _start(self, plan: PlannedJob, devices: tuple[str, ...], attempt: Attempt) -> None:
         port = None
         try:
             self._refuse_shared_directory(plan)
             self._sweep.sources.check(self._sweep.settings.code_changed)
             port = reserve_port(self._sweep.settings.master_addr, self._sweep.settings.master_port)
-            place = Place(lease, port)
+            place = Place(devices, port)
             paths, spec = write_job(self._sweep, plan, attempt, place, self._base)
-            link, channel = self._ask_for_keeper(plan.number)
+            link, channel = self._hub.ask_for_keeper(plan.number, self._sweep.gate.descriptors(devices))
         except (LauncherError, OSError) as error:
             if port is not None:
                 port.release()
-            self._sweep.pool.give_back(lease)
+            self._line.job_ended(plan.number)
             self._finish(
                 plan.number, plan.config, plan.run_dir, None, _results.failed_before_start(_readable(error, plan))
             )
@@ -184,71 +168,39 @@ class Batch:
         tees = make_tees(plan, paths, self._sweep.settings.tee_ranks, alone=self._at_once == 1)
         run_id = spec.environment["TORCHELASTIC_RUN_ID"]
         job = RunningJob(plan, paths, place, attempt, run_id, spec.limits, link, channel, tees)
-        self._running[plan.number] = job
-        self._selector.register(channel, selectors.EVENT_READ, job)
+        self._hub.add(job)
         if self._stopped_by is not None:
             job.stop("the sweep was stopped")
 
     def _refuse_shared_directory(self, plan: PlannedJob) -> None:
         directory = os.path.realpath(plan.run_dir)
-        for number, other in self._running.items():
+        for number, other in self._hub.running.items():
             if os.path.realpath(other.plan.run_dir) == directory:
                 raise StartError(
                     f"Its run directory {plan.run_dir} is in use by job {number}, which still runs. Give each job one "
                     "of its own (hydra.sweep.subdir), or run one at a time (hydra.launcher.max_parallel_jobs=1)."
                 )
 
-    def _ask_for_keeper(self, number: int) -> tuple[SpawnerLink, Channel]:
-        while True:
-            if self._spawner is None or self._spawner.lost:
-                self._spawner = SpawnerLink()
-                self._selector.register(self._spawner, selectors.EVENT_READ, self._spawner)
-            try:
-                return self._spawner, Channel(self._spawner.start_keeper(number))
-            except OSError:
-                if not self._spawner.lost:
-                    raise
-                # It was killed since we heard from it. Its jobs go on; this one gets a new spawner.
-                _log.debug("The spawner is gone; starting another")
-
     # Watching
 
     def _wait(self, timeout: float | None) -> None:
-        if timeout is None and self._running:
-            timeout = _LOOK_INTERVAL_S if self._looks_are_due() else _INSIST_INTERVAL_S
+        if timeout is None and self._looks_are_due():
+            timeout = _LOOK_INTERVAL_S
+        elif timeout is None and self._line.blocked:
+            timeout = _ASK_INTERVAL_S
+        elif timeout is None and self._hub.running:
+            timeout = _INSIST_INTERVAL_S
         if self._log_waits:
             timeout = 0.0 if self._terminal.drain() else _LOOK_INTERVAL_S
-        for key in list(self._selector.get_map().values()):
-            if isinstance(key.data, RunningJob):
-                write = selectors.EVENT_WRITE if key.data.channel.wants_to_write else 0
-                self._selector.modify(key.fileobj, selectors.EVENT_READ | write, key.data)
-        for key, _ in self._selector.select(timeout):
-            if isinstance(key.data, RunningJob):
-                self._hear(key.data)
-            elif isinstance(key.data, SpawnerLink):
-                self._hear_spawner(key.data)
+        self._hub.wait(timeout)
 
     def _looks_are_due(self) -> bool:
         comparing = self._sweep.settings.check_config is not None
-        return any(job.tees or (comparing and not job.compared) for job in self._running.values())
-
-    def _hear(self, job: RunningJob) -> None:
-        for line in job.hear():
-            _log.info("#%d : %s", job.plan.number, line)
-        if job.channel.lost:
-            self._selector.unregister(job.channel)
-
-    def _hear_spawner(self, link: SpawnerLink) -> None:
-        for ended in link.receive():
-            if ended.job in self._running:
-                self._running[ended.job].buried = True
-        if link.lost:
-            self._selector.unregister(link)
-            link.close()
+        return any(job.tees or (comparing and not job.compared) for job in self._hub.running.values())
 
     def _look_at_running(self) -> None:
         self._log_waits = False
-        for job in list(self._running.values()):
+        for job in list(self._hub.running.values()):
             over = job.over
             shown = self._show_logs(job, last=over)
             self._log_waits |= not shown
@@ -279,12 +231,17 @@ class Batch:
         if rule is OnConfigDifference.error:
             job.stop(f"{job.difference} (check_config=error)")
 
+    def _wait_for_devices(self, arrived: _signals.RecordedSignals) -> None:
+        """Leave no device to others that still holds what a job of ours left on it."""
+        while not self._sweep.gate.settled and not self._stopped_by:
+            self._act_on(arrived.take())
+            self._wait(_LOOK_INTERVAL_S)
+
     # Ending
 
     def _end(self, job: RunningJob) -> None:
         job.end_leftovers()
-        job.close()
-        del self._running[job.plan.number]
+        self._hub.remove(job)
         self._compare_configs(job)
         verdict = self._verdict(job)
         again = None if self._stopped_by is not None else job.next_attempt(verdict, self._sweep.settings)
@@ -294,9 +251,9 @@ class Batch:
             again = None
         if again is not None:
             _log.error("#%d : %s: %s\n%s", job.plan.number, again.why, override_line(job.plan.overrides), verdict.block)
-            self._start(job.plan, job.place.lease, again)
+            self._start(job.plan, job.place.devices, again)
             return
-        self._sweep.pool.give_back(job.place.lease)
+        self._line.job_ended(job.plan.number)
         seconds = time.monotonic() - job.began
         self._finish(job.plan.number, job.plan.config, job.plan.run_dir, seconds, verdict)
 

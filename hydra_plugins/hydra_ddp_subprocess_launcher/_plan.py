@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from omegaconf import DictConfig, OmegaConf
@@ -66,15 +66,29 @@ class PlannedJob:
     payload: Payload
 
 
-def plan_job(sweep: Sweep, number: int, overrides: list[str]) -> PlannedJob:
-    """Compose and freeze a job.
+def compose_job(sweep: Sweep, overrides: Sequence[str]) -> DictConfig:
+    """Compose a job's config.
 
     Raises:
-        Exception: whatever composing raises; a FreezeError or OptionError for what the launcher cannot use.
+        Exception: whatever composing raises.
     """
-    config = sweep.spool.take(overrides)
-    if config is None:
-        config = sweep.context.config_loader.load_sweep_config(sweep.config, list(overrides))
+    config: DictConfig = sweep.context.config_loader.load_sweep_config(sweep.config, list(overrides))
+    return config
+
+
+def plan_job(sweep: Sweep, number: int, overrides: Sequence[str], config: DictConfig) -> PlannedJob:
+    """Freeze a job.
+
+    Args:
+        sweep: The sweep.
+        number: Number of the job.
+        overrides: Its override strings.
+        config: Composed from them; it is made final in place.
+
+    Raises:
+        FreezeError: for what cannot be handed to ranks.
+        OptionError: for a number of ranks that cannot be.
+    """
     _refuse_other_launcher(sweep.config, config)
     run_dir, env_set = _freeze.freeze(config, number)
     with _freeze.hydra_config(config):
@@ -136,11 +150,11 @@ class Place:
     """What a job holds while it runs.
 
     Attributes:
-        lease: Ids of its devices; empty: none.
+        devices: Ids of its devices; empty: none.
         port: Its rendezvous port.
     """
 
-    lease: tuple[str, ...]
+    devices: tuple[str, ...]
     port: ReservedPort
 
 
@@ -171,7 +185,7 @@ def write_job(
         attempt=attempt.number,
         restart_count=attempt.restarts,
         max_restarts=sweep.settings.max_restarts,
-        devices=place.lease or None,
+        devices=place.devices or None,
         device_env_var=sweep.settings.device_env_var,
         error_files=tuple(paths.error(rank) for rank in ranks),
         payload_digest=_files.write_payload(paths, job.payload),

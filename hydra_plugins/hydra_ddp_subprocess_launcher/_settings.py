@@ -30,7 +30,10 @@ class LaunchSettings:
     nproc_per_node: int | None
     devices: tuple[str, ...] | None
     device_env_var: str
+    jobs_per_device: int
     max_parallel_jobs: int | None
+    lock_devices: bool
+    min_free_memory_gb: float | None
     omp_num_threads: int | None
     master_addr: str | None
     master_port: int | None
@@ -58,15 +61,18 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
         nproc_per_node=read_nproc(options["nproc_per_node"]),
         devices=_ids(options["devices"]),
         device_env_var=_variable_name(options["device_env_var"]),
+        jobs_per_device=_count("jobs_per_device", options["jobs_per_device"], 1),
         max_parallel_jobs=_whole("max_parallel_jobs", options["max_parallel_jobs"], 1, "null"),
+        lock_devices=_truth("lock_devices", options["lock_devices"]),
+        min_free_memory_gb=_amount("min_free_memory_gb", options["min_free_memory_gb"]),
         omp_num_threads=_whole("omp_num_threads", options["omp_num_threads"], 1, "null"),
         master_addr=_text("master_addr", options["master_addr"]),
         master_port=_whole("master_port", options["master_port"], 1, "null", most=65535),
         max_restarts=_count("max_restarts", options["max_restarts"]),
         limits=Limits(
-            grace_period_s=_seconds("grace_period_s", options["grace_period_s"], zero=True) or 0.0,
+            grace_period_s=_amount("grace_period_s", options["grace_period_s"], zero=True) or 0.0,
             timeout_s=_minutes("timeout_min", options["timeout_min"]),
-            exit_timeout_s=_seconds("exit_timeout_s", options["exit_timeout_s"], zero=True),
+            exit_timeout_s=_amount("exit_timeout_s", options["exit_timeout_s"], zero=True),
         ),
         wrapper=_texts("wrapper", options["wrapper"]),
         entry=_choice("entry", options["entry"], Entry),
@@ -108,13 +114,13 @@ def _whole(name: str, value: Any, least: int, word: str, most: int | None = None
     return value
 
 
-def _count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise _bad(name, value, "a whole number from 0 up")
+def _count(name: str, value: Any, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise _bad(name, value, f"a whole number from {least} up")
     return value
 
 
-def _seconds(name: str, value: Any, *, zero: bool = False) -> float | None:
+def _amount(name: str, value: Any, *, zero: bool = False) -> float | None:
     if value is None and name != "grace_period_s":
         return None
     good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -126,7 +132,7 @@ def _seconds(name: str, value: Any, *, zero: bool = False) -> float | None:
 
 
 def _minutes(name: str, value: Any) -> float | None:
-    minutes = _seconds(name, value)
+    minutes = _amount(name, value)
     return None if minutes is None else minutes * 60
 
 

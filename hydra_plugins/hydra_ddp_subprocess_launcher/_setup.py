@@ -13,10 +13,13 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from . import _environment, _machine, _pickling
-from ._devices import DevicePool, find_devices
+from ._devices import DeviceGate, find_devices, name_devices
 from ._entry import FunctionEntry, ProgramEntry, find_entry
 from ._errors import StartError
 from ._freeze import ComposeSpool
+from ._locks import DeviceLocks
+from ._nvml import Nvml
+from ._schedule import Pool
 from ._settings import LaunchSettings, read_settings
 from ._sources import SourceWatch
 
@@ -33,7 +36,8 @@ class Sweep:
         config: The sweep's own config.
         settings: Options of the launcher.
         entry: What ranks run.
-        pool: Devices of this process.
+        pool: What its jobs share.
+        gate: Gets hold of the pool's devices.
         spool: Configs that the sweeper composed.
         sources: The program's source files.
     """
@@ -43,7 +47,8 @@ class Sweep:
     config: DictConfig
     settings: LaunchSettings
     entry: ProgramEntry | FunctionEntry
-    pool: DevicePool
+    pool: Pool
+    gate: DeviceGate
     spool: ComposeSpool
     sources: SourceWatch
 
@@ -79,9 +84,19 @@ def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: Di
             ", ".join(ignored),
         )
     entry = find_entry(settings.entry, task_function)
-    pool = DevicePool(find_devices(settings.devices, settings.device_env_var, os.environ))
-    pool.nproc(settings.nproc_per_node)
+    pool, gate = _pool_and_gate(settings, str(config.hydra.sweep.dir))
     main_script = entry.program.main_script if isinstance(entry, ProgramEntry) else None
     spool = ComposeSpool(context.config_loader)
     spool.record()
-    return Sweep(context, task_function, config, settings, entry, pool, spool, SourceWatch(main_script))
+    return Sweep(context, task_function, config, settings, entry, pool, gate, spool, SourceWatch(main_script))
+
+
+def _pool_and_gate(settings: LaunchSettings, sweep_dir: str) -> tuple[Pool, DeviceGate]:
+    variable = settings.device_env_var
+    nvml = Nvml(variable, os.environ)
+    devices = find_devices(settings.devices, variable, os.environ, nvml)
+    pool = Pool(devices, settings.jobs_per_device, settings.max_parallel_jobs)
+    pool.nproc(settings.nproc_per_node)
+    locks = DeviceLocks(os.path.abspath(sweep_dir)) if devices and settings.lock_devices else None
+    names = name_devices(devices, variable, nvml)
+    return pool, DeviceGate(names, nvml, locks, settings.min_free_memory_gb)

@@ -13,6 +13,7 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,8 @@ _END_S = 5.0
 # Launcher to spawner: number of a job, with the descriptor of its keeper's socket. Back: that number, exit code.
 _JOB = struct.Struct("!q")
 _ENDED = struct.Struct("!qi")
+# Linux passes no more in one message.
+_MOST_DESCRIPTORS = 253
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,12 @@ class SpawnerLink:
         """Return the descriptor, for a selector."""
         return self._sock.fileno()
 
-    def start_keeper(self, job: int) -> socket.socket:
+    def start_keeper(self, job: int, held: Sequence[int] = ()) -> socket.socket:
         """Ask for a keeper and return the socket to it.
+
+        Args:
+            job: Number of the job.
+            held: Descriptors that shall be open as long as anything of the job is alive, such as locks.
 
         Raises:
             OSError: when the spawner is gone.
@@ -76,7 +83,7 @@ class SpawnerLink:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                socket.send_fds(self._sock, [_JOB.pack(job)], [theirs.fileno()])
+                socket.send_fds(self._sock, [_JOB.pack(job)], [theirs.fileno(), *held])
             except OSError:
                 ours.close()
                 self.lost = True
@@ -132,7 +139,7 @@ def main(descriptor: int, launcher: int) -> None:
     assert _process.thread_count() == 1
     sock = socket.socket(fileno=descriptor)
     sock.set_inheritable(False)
-    keepers: dict[int, int] = {}
+    keepers: dict[int, _Kept] = {}
     heard = (signal.SIGCHLD, signal.SIGCONT)
     with _signals.recorded_signals(heard) as arrived, selectors.DefaultSelector() as selector:
         selector.register(sock, selectors.EVENT_READ)
@@ -150,10 +157,23 @@ def main(descriptor: int, launcher: int) -> None:
     _end_orphans({})
 
 
-def _accept_job(sock: socket.socket, keepers: dict[int, int], launcher: int) -> bool:
+@dataclass(frozen=True)
+class _Kept:
+    """A job that has a keeper.
+
+    Attributes:
+        job: Its number.
+        held: Descriptors that are closed when nothing of it is alive.
+    """
+
+    job: int
+    held: tuple[int, ...]
+
+
+def _accept_job(sock: socket.socket, keepers: dict[int, _Kept], launcher: int) -> bool:
     """Fork a keeper for the job that waits on `sock`; return whether the launcher is still there."""
     try:
-        data, descriptors, _, _ = socket.recv_fds(sock, _JOB.size, 1)
+        data, descriptors, _, _ = socket.recv_fds(sock, _JOB.size, _MOST_DESCRIPTORS)
     except OSError:
         return False
     if not data:
@@ -164,6 +184,8 @@ def _accept_job(sock: socket.socket, keepers: dict[int, int], launcher: int) -> 
         try:
             os.setsid()
             sock.close()
+            # What other jobs hold must be free when they are over, not when this one is.
+            _close(held for other in keepers.values() for held in other.held)
             with socket.socket(fileno=descriptors[0]) as own:
                 keep_job(own, launcher)
             code = 0
@@ -172,24 +194,30 @@ def _accept_job(sock: socket.socket, keepers: dict[int, int], launcher: int) -> 
         finally:
             os._exit(code)
     os.close(descriptors[0])
-    (keepers[pid],) = _JOB.unpack(data)
+    keepers[pid] = _Kept(_JOB.unpack(data)[0], tuple(descriptors[1:]))
     return True
 
 
-def _bury(sock: socket.socket, keepers: dict[int, int]) -> None:
+def _close(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _bury(sock: socket.socket, keepers: dict[int, _Kept]) -> None:
     for pid, code in _process.reap():
-        job = keepers.pop(pid, None)
-        if job is None:
+        kept = keepers.pop(pid, None)
+        if kept is None:
             continue
         if code != 0:
             _end_orphans(keepers)
+        _close(kept.held)
         try:
-            sock.send(_ENDED.pack(job, code))
+            sock.send(_ENDED.pack(kept.job, code))
         except OSError:
             continue  # The launcher is gone: nobody wants to know.
 
 
-def _end_orphans(keepers: dict[int, int]) -> None:
+def _end_orphans(keepers: dict[int, _Kept]) -> None:
     """Kill what lost keepers left to us. Live keepers and what is below them stay."""
     while orphans := [pid for pid in _process.own_children() if pid not in keepers]:
         _signals.send_signal(_process.descendants(orphans), signal.SIGKILL)

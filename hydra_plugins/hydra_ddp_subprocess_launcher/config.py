@@ -27,8 +27,14 @@ class DDPSubprocessLauncherConf:
     devices: list[str] | None = None
     # Variable that shows a job its devices: HIP_VISIBLE_DEVICES on ROCm, ASCEND_RT_VISIBLE_DEVICES on Ascend.
     device_env_var: str = "CUDA_VISIBLE_DEVICES"
+    # Most jobs that share one device.
+    jobs_per_device: int = 1
     # Most jobs at once. null: as many as the devices allow, 1 without devices.
     max_parallel_jobs: int | None = None
+    # Keep other sweeps of yours on this machine off the devices of running jobs, and wait for theirs.
+    lock_devices: bool = True
+    # Free memory, in 10^9 bytes, that a device must have before a job starts on it, as NVML tells. null: any.
+    min_free_memory_gb: float | None = None
     # OMP_NUM_THREADS of each rank. null: usable cores divided by the most ranks at once; a value that the
     # environment already has stays.
     omp_num_threads: int | None = None

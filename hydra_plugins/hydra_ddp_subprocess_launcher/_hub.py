@@ -1,0 +1,94 @@
+"""The running jobs of a batch, their keepers' sockets and their spawner, and waiting for all of them."""
+
+from __future__ import annotations
+
+import logging
+import selectors
+from collections.abc import Sequence
+
+from ._channel import Channel
+from ._running import RunningJob
+from ._spawner import SpawnerLink
+
+_log = logging.getLogger(__name__)
+
+
+class Hub:
+    """Get keepers for jobs and hear what they say.
+
+    Args:
+        selector: On which to wait.
+
+    Attributes:
+        running: Jobs that have a keeper, by number.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._spawner: SpawnerLink | None = None
+        self.running: dict[int, RunningJob] = {}
+
+    def ask_for_keeper(self, number: int, held: Sequence[int]) -> tuple[SpawnerLink, Channel]:
+        """Have a keeper forked, by a new spawner if there is none.
+
+        Args:
+            number: Number of the job.
+            held: Descriptors that the keeper holds until its job is over.
+
+        Raises:
+            OSError: when there can be none.
+        """
+        while True:
+            if self._spawner is None or self._spawner.lost:
+                self._spawner = SpawnerLink()
+                self._selector.register(self._spawner, selectors.EVENT_READ, self._spawner)
+            try:
+                return self._spawner, Channel(self._spawner.start_keeper(number, held))
+            except OSError:
+                if not self._spawner.lost:
+                    raise
+                # It was killed since we heard from it. Its jobs go on; this one gets a new spawner.
+                _log.debug("The spawner is gone; starting another")
+
+    def add(self, job: RunningJob) -> None:
+        """Listen to a job's keeper from now on."""
+        self.running[job.plan.number] = job
+        self._selector.register(job.channel, selectors.EVENT_READ, job)
+
+    def remove(self, job: RunningJob) -> None:
+        """Forget a job that is over."""
+        job.close()
+        del self.running[job.plan.number]
+
+    def wait(self, timeout: float | None) -> None:
+        """Wait until somebody has said something, for `timeout` seconds at most, and take it."""
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.data, RunningJob):
+                write = selectors.EVENT_WRITE if key.data.channel.wants_to_write else 0
+                self._selector.modify(key.fileobj, selectors.EVENT_READ | write, key.data)
+        for key, _ in self._selector.select(timeout):
+            if isinstance(key.data, RunningJob):
+                self._hear(key.data)
+            elif isinstance(key.data, SpawnerLink):
+                self._hear_spawner(key.data)
+
+    def _hear(self, job: RunningJob) -> None:
+        for line in job.hear():
+            _log.info("#%d : %s", job.plan.number, line)
+        if job.channel.lost:
+            self._selector.unregister(job.channel)
+
+    def _hear_spawner(self, link: SpawnerLink) -> None:
+        for ended in link.receive():
+            if ended.job in self.running:
+                self.running[ended.job].buried = True
+        if link.lost:
+            self._selector.unregister(link)
+            link.close()
+
+    def close(self) -> None:
+        """Let go of everybody: without their sockets, keepers end their groups by themselves."""
+        for job in self.running.values():
+            job.channel.close()
+        if self._spawner is not None:
+            self._spawner.close()

@@ -1,0 +1,189 @@
+"""Jobs that wait for their turn: composed and frozen ahead of it, and given devices when it comes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from omegaconf import OmegaConf
+
+from ._errors import OptionError
+from ._freeze import KeptConfig
+from ._plan import PlannedJob, compose_job, plan_job
+from ._report import override_line
+from ._schedule import Schedule
+from ._settings import read_nproc
+from ._setup import Sweep
+
+_log = logging.getLogger(__name__)
+
+
+class Line:
+    """The jobs of one batch until they start, and their devices until they end.
+
+    Args:
+        sweep: What is the same for all of them.
+        overrides: Override strings of each job, by its number, in order.
+        fail: Is told of jobs that cannot start, which leave the line.
+
+    Raises:
+        OptionError: when a job is known to fit never.
+    """
+
+    def __init__(
+        self, sweep: Sweep, overrides: Mapping[int, Sequence[str]], fail: Callable[[int, Exception], None]
+    ) -> None:
+        self._sweep = sweep
+        self._overrides = overrides
+        self._fail = fail
+        self._schedule = Schedule(sweep.pool)
+        self._kept = {number: sweep.spool.take(one) for number, one in overrides.items()}
+        self._to_compose = [number for number, kept in self._kept.items() if kept is None]
+        self._planned: dict[int, PlannedJob] = {}
+        self._refused: dict[str, str] = {}
+        for number, kept in self._kept.items():
+            self._schedule.add(number, self._known_nproc(number, kept))
+        self._sizes = sorted(filter(None, map(self._schedule.nproc, overrides)))
+
+    def _known_nproc(self, number: int, kept: KeptConfig | None) -> int | None:
+        launcher = self._sweep.config.hydra.launcher
+        if kept is not None:
+            value = kept.nproc_per_node
+        elif OmegaConf.is_interpolation(launcher, "nproc_per_node"):
+            return None
+        else:
+            value = launcher.nproc_per_node
+        try:
+            asked = read_nproc(value)
+        except OptionError:
+            return None  # When its turn comes, the job fails of it alone.
+        try:
+            return self._sweep.pool.nproc(asked)
+        except OptionError as error:
+            raise OptionError(f"Job {number} ({override_line(self._overrides[number])}): {error}") from None
+
+    # What is to be expected
+
+    @property
+    def most_jobs(self) -> int:
+        """Most jobs that can run at a time, as far as their sizes are known."""
+        return self._sweep.pool.most_jobs(self._sizes[0] if self._sizes else 1)
+
+    @property
+    def most_ranks(self) -> int:
+        """Most ranks that can run at a time, as far as the jobs' sizes are known."""
+        pool = self._sweep.pool
+        by_jobs = [pool.most_jobs(nproc) * nproc for nproc in self._sizes]
+        if len(set(self._sizes)) == 1 or not pool.devices:
+            return max(by_jobs, default=1)
+        return len(pool.devices) * pool.jobs_per_device
+
+    @property
+    def summary(self) -> str:
+        """Say how many jobs run at a time, with how many ranks, on which devices."""
+        ranks = "-".join(map(str, dict.fromkeys([*self._sizes[:1], *self._sizes[-1:]]))) or "?"
+        said = f"{self.most_jobs} at a time, {ranks} ranks each"
+        pool = self._sweep.pool
+        if not pool.devices:
+            return said
+        if len(set(self._sizes)) != 1 or pool.jobs_per_device > 1:
+            return f"{said}, devices {' '.join(pool.devices)}"
+        nproc = self._sizes[0]
+        sets = [pool.devices[place : place + nproc] for place in range(0, self.most_jobs * nproc, nproc)]
+        return f"{said}, devices {' '.join(f'[{chr(44).join(one)}]' for one in sets)}"
+
+    # Before a job's turn
+
+    @property
+    def waiting(self) -> bool:
+        """Whether jobs are in line."""
+        return bool(self._schedule.waiting)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something can be done ahead."""
+        return self._unplanned_head() is not None or bool(self._to_compose)
+
+    def work(self) -> None:
+        """Do the next piece of it: freeze the job that is first in line, or compose another one.
+
+        Composing early shows early what does not compose, and how many ranks a job has; and a config file that is
+        edited while jobs run changes none of those that wait.
+        """
+        head = self._unplanned_head()
+        if head is not None:
+            self._plan(head)
+        elif self._to_compose:
+            self._compose(self._to_compose.pop(0))
+
+    def _unplanned_head(self) -> int | None:
+        head = next(iter(self._schedule.waiting), None)
+        return None if head in self._planned else head
+
+    def _compose(self, number: int) -> None:
+        try:
+            kept = KeptConfig.put_by(compose_job(self._sweep, self._overrides[number]))
+            self._kept[number] = kept
+            nproc = None if kept is None else self._sweep.pool.nproc(read_nproc(kept.nproc_per_node))
+        except Exception as error:  # noqa: BLE001  (a config may raise anything; it is this job's failure alone)
+            self._drop(number, error)
+        else:
+            if nproc is not None:
+                self._schedule.resize(number, nproc)
+
+    def _plan(self, number: int) -> PlannedJob | None:
+        kept = self._kept.pop(number, None)
+        if number in self._to_compose:
+            self._to_compose.remove(number)
+        overrides = self._overrides[number]
+        try:
+            config = kept.load() if kept is not None else compose_job(self._sweep, overrides)
+            plan = plan_job(self._sweep, number, overrides, config)
+        except Exception as error:  # noqa: BLE001  (as above)
+            self._drop(number, error)
+            return None
+        self._planned[number] = plan
+        self._schedule.resize(number, plan.nproc)
+        return plan
+
+    def _drop(self, number: int, error: Exception) -> None:
+        self._schedule.drop(number)
+        self._fail(number, error)
+
+    def clear(self) -> None:
+        """Send everybody away."""
+        for number in self._schedule.waiting:
+            self._schedule.drop(number)
+        self._to_compose.clear()
+        self._planned.clear()
+
+    # Its turn
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the next job waits for devices that are not this sweep's."""
+        return bool(self._refused)
+
+    def take_next(self) -> tuple[PlannedJob, tuple[str, ...]] | None:
+        """Return the job whose turn it is, and its devices; None when it is nobody's."""
+        gate = self._sweep.gate
+        while (turn := self._schedule.choose(gate.obtain)) is not None:
+            plan = self._planned.get(turn.job) or self._plan(turn.job)
+            # To freeze it may have shown that it cannot start, or that it has another size.
+            if plan is not None and plan.nproc == turn.nproc:
+                self._schedule.start(turn)
+                break
+        gate.keep_only(self._schedule.devices_in_use)
+        self._say_refused({} if turn is not None else gate.take_refused())
+        return None if turn is None else (self._planned.pop(turn.job), turn.devices)
+
+    def _say_refused(self, refused: dict[str, str]) -> None:
+        for device, why in refused.items():
+            if self._refused.get(device) != why:
+                _log.info("Waiting for device %s: %s", device, why)
+        self._refused = refused
+
+    def job_ended(self, number: int) -> None:
+        """Take a job that was started off its devices."""
+        self._sweep.gate.job_ended(self._schedule.end(number))
+        self._sweep.gate.keep_only(self._schedule.devices_in_use)
