@@ -53,22 +53,22 @@ class FakeNvml:
         self._call("nvmlDeviceGetCount")
         return len(self.devices)
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeDevice:
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         self._call("nvmlDeviceGetHandleByIndex")
-        return self.devices[index]
+        return range(len(self.devices))[index]
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeDevice:
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
         self._call("nvmlDeviceGetHandleByUUID")
-        return next(device for device in self.devices if device.uuid == uuid)
+        return next(index for index, device in enumerate(self.devices) if device.uuid == uuid)
 
-    def nvmlDeviceGetUUID(self, handle: FakeDevice) -> str | bytes:
+    def nvmlDeviceGetUUID(self, handle: int) -> str | bytes:
         self._call("nvmlDeviceGetUUID")
-        return handle.uuid
+        return self.devices[handle].uuid
 
-    def nvmlDeviceGetMemoryInfo(self, handle: FakeDevice) -> Any:
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
         self._call("nvmlDeviceGetMemoryInfo")
-        return SimpleNamespace(free=handle.free, total=handle.total)
+        return SimpleNamespace(free=self.devices[handle].free, total=self.devices[handle].total)
 
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: FakeDevice) -> list[Any]:
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
         self._call("nvmlDeviceGetComputeRunningProcesses")
-        return [SimpleNamespace(pid=pid) for pid in handle.pids]
+        return [SimpleNamespace(pid=pid) for pid in self.devices[handle].pids]

@@ -265,7 +265,7 @@ def test_the_gate_locks_what_is_used(fake: FakeNvml, tmp_path: Path) -> None:
     assert len(gate.descriptors(["0"])) == 1
     assert not gate.obtain("1")
     (why,) = gate.take_refused().values()
-    assert f"held by process {os.getpid()}, sweep other" in why
+    assert f"is held by process {os.getpid()}, sweep other" in why
     assert gate.take_refused() == {}
     gate.job_ended(["0"])
     gate.keep_only([])
@@ -278,7 +278,7 @@ def test_a_busy_device(fake: FakeNvml, tmp_path: Path) -> None:
     gate = gate_of(tmp_path, min_free_gb=20)
     fake.devices[0].free = 3 * GB
     assert not gate.obtain("0") and gate.obtain("1")
-    assert gate.take_refused() == {"0": "3.0 GB free, hydra.launcher.min_free_memory_gb=20"}
+    assert gate.take_refused() == {"0": "has less than hydra.launcher.min_free_memory_gb=20 free"}
     assert DeviceLocks("other", str(tmp_path)).obtain("GPU-aaa1")
     fake.devices[0].free = 20 * GB
     assert not gate.obtain("0"), "the other sweep has it now"

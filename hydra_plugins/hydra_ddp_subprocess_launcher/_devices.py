@@ -147,9 +147,10 @@ class DeviceGate:
         if self._min_free_gb is not None:
             memory = self._nvml.memory(device)
             if memory is not None and memory[0] < self._min_free_gb * _GB:
-                return f"{memory[0] / _GB:.1f} GB free, hydra.launcher.min_free_memory_gb={self._min_free_gb:g}"
+                # Without the figure, which would make another reason of it at each question.
+                return f"has less than hydra.launcher.min_free_memory_gb={self._min_free_gb:g} free"
         if self._locks is not None and not self._locks.obtain(self._names[device]):
-            return f"held by {self._locks.holder(self._names[device])}"
+            return f"is held by {self._locks.holder(self._names[device])}"
         return ""
 
     def _settles(self, device: str) -> bool:

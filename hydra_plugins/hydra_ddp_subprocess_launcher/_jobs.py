@@ -88,7 +88,7 @@ class Batch:
                 while self._line.waiting or self._hub.running:
                     self._act_on(arrived.take())
                     started = self._start_next()
-                    self._wait(0.0 if started or self._line.has_work else None)
+                    self._wait(ready=started or self._line.has_work)
                     self._look_at_running()
                     self._line.work()
                 self._wait_for_devices(arrived)
@@ -183,12 +183,14 @@ class Batch:
 
     # Watching
 
-    def _wait(self, timeout: float | None) -> None:
-        if timeout is None and self._looks_are_due():
+    def _wait(self, *, ready: bool) -> None:
+        """Wait for something to happen, if nothing can be done now."""
+        timeout = 0.0
+        if not ready and self._looks_are_due():
             timeout = _LOOK_INTERVAL_S
-        elif timeout is None and self._line.blocked:
+        elif not ready and self._line.blocked:
             timeout = _ASK_INTERVAL_S
-        elif timeout is None and self._hub.running:
+        elif not ready and self._hub.running:
             timeout = _INSIST_INTERVAL_S
         if self._log_waits:
             timeout = 0.0 if self._terminal.drain() else _LOOK_INTERVAL_S
@@ -234,8 +236,8 @@ class Batch:
     def _wait_for_devices(self, arrived: _signals.RecordedSignals) -> None:
         """Leave no device to others that still holds what a job of ours left on it."""
         while not self._sweep.gate.settled and not self._stopped_by:
+            self._hub.wait(_LOOK_INTERVAL_S)
             self._act_on(arrived.take())
-            self._wait(_LOOK_INTERVAL_S)
 
     # Ending
 

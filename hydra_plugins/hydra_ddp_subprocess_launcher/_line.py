@@ -40,7 +40,10 @@ class Line:
         self._kept = {number: sweep.spool.take(one) for number, one in overrides.items()}
         self._to_compose = [number for number, kept in self._kept.items() if kept is None]
         self._planned: dict[int, PlannedJob] = {}
+        # A job whose turn came before it was ready.
+        self._unready: int | None = None
         self._refused: dict[str, str] = {}
+        self._said: dict[str, str] = {}
         for number, kept in self._kept.items():
             self._schedule.add(number, self._known_nproc(number, kept))
         self._sizes = sorted(filter(None, map(self._schedule.nproc, overrides)))
@@ -102,7 +105,7 @@ class Line:
     @property
     def has_work(self) -> bool:
         """Whether something can be done ahead."""
-        return self._unplanned_head() is not None or bool(self._to_compose)
+        return self._to_plan() is not None or bool(self._to_compose)
 
     def work(self) -> None:
         """Do the next piece of it: freeze the job that is first in line, or compose another one.
@@ -110,15 +113,16 @@ class Line:
         Composing early shows early what does not compose, and how many ranks a job has; and a config file that is
         edited while jobs run changes none of those that wait.
         """
-        head = self._unplanned_head()
-        if head is not None:
-            self._plan(head)
+        number = self._to_plan()
+        if number is not None:
+            self._plan(number)
         elif self._to_compose:
             self._compose(self._to_compose.pop(0))
 
-    def _unplanned_head(self) -> int | None:
-        head = next(iter(self._schedule.waiting), None)
-        return None if head in self._planned else head
+    def _to_plan(self) -> int | None:
+        """Return the job whose turn it is or will be next, unless it is ready."""
+        number = self._unready if self._unready is not None else next(iter(self._schedule.waiting), None)
+        return None if number in self._planned else number
 
     def _compose(self, number: int) -> None:
         try:
@@ -131,7 +135,8 @@ class Line:
             if nproc is not None:
                 self._schedule.resize(number, nproc)
 
-    def _plan(self, number: int) -> PlannedJob | None:
+    def _plan(self, number: int) -> None:
+        self._unready = None
         kept = self._kept.pop(number, None)
         if number in self._to_compose:
             self._to_compose.remove(number)
@@ -141,10 +146,9 @@ class Line:
             plan = plan_job(self._sweep, number, overrides, config)
         except Exception as error:  # noqa: BLE001  (as above)
             self._drop(number, error)
-            return None
+            return
         self._planned[number] = plan
         self._schedule.resize(number, plan.nproc)
-        return plan
 
     def _drop(self, number: int, error: Exception) -> None:
         self._schedule.drop(number)
@@ -156,6 +160,7 @@ class Line:
             self._schedule.drop(number)
         self._to_compose.clear()
         self._planned.clear()
+        self._unready = None
 
     # Its turn
 
@@ -165,23 +170,27 @@ class Line:
         return bool(self._refused)
 
     def take_next(self) -> tuple[PlannedJob, tuple[str, ...]] | None:
-        """Return the job whose turn it is, and its devices; None when it is nobody's."""
+        """Return the job whose turn it is, and its devices; None when it is nobody's, or the job is not ready."""
         gate = self._sweep.gate
-        while (turn := self._schedule.choose(gate.obtain)) is not None:
-            plan = self._planned.get(turn.job) or self._plan(turn.job)
-            # To freeze it may have shown that it cannot start, or that it has another size.
-            if plan is not None and plan.nproc == turn.nproc:
-                self._schedule.start(turn)
-                break
+        turn = self._schedule.choose(gate.obtain)
+        plan = None if turn is None else self._planned.pop(turn.job, None)
+        if turn is not None and plan is not None:
+            self._schedule.start(turn)
         gate.keep_only(self._schedule.devices_in_use)
-        self._say_refused({} if turn is not None else gate.take_refused())
-        return None if turn is None else (self._planned.pop(turn.job), turn.devices)
+        refused = gate.take_refused()
+        self._say_refused(refused if turn is None else {})
+        if turn is None or plan is None:
+            # To freeze it takes a while, and may show that it cannot start, or that it has another size.
+            self._unready = None if turn is None else turn.job
+            return None
+        return plan, turn.devices
 
     def _say_refused(self, refused: dict[str, str]) -> None:
-        for device, why in refused.items():
-            if self._refused.get(device) != why:
-                _log.info("Waiting for device %s: %s", device, why)
         self._refused = refused
+        for device, why in refused.items():
+            if self._said.get(device) != why:
+                self._said[device] = why
+                _log.info("Waiting for device %s: it %s", device, why)
 
     def job_ended(self, number: int) -> None:
         """Take a job that was started off its devices."""

@@ -217,6 +217,29 @@ def test_ctrl_c_while_somebody_is_stopped(runner: Runner, who: str, within_s: fl
         assert_nothing_left(runner)
 
 
+def test_ctrl_c_before_the_first_job_runs(runner: Runner) -> None:
+    """While the first job is still being frozen nothing runs that could wake the launching process (B3)."""
+    slow = (
+        "from omegaconf import OmegaConf\nimport time\n\ndef slow():\n    behave.note('freezing')\n    time.sleep(1)\n"
+    )
+    app = write_app(runner, f"{slow}\nOmegaConf.register_new_resolver('slow', slow, use_cache=True)")
+    argv = [
+        app,
+        "-m",
+        "hydra/launcher=ddp_subprocess",
+        f"hydra.sweep.dir={runner.cwd / 'sweep'}",
+        "x=0,1",
+        "+y=${slow:}",
+    ]
+    with runner.start(sys.executable, *argv, env=behave_environment(runner)) as process:
+        notes = notes_of(runner)
+        runner.wait_until(lambda: notes.has("freezing"), what="the first job's config")
+        process.send_signal(signal.SIGINT)
+        code, output = finish(process)
+        assert code == 130, output
+        assert notes.places() == []
+
+
 def test_ctrl_c_when_nobody_reads_the_output(runner: Runner) -> None:
     """A terminal that takes nothing more, as after Ctrl-S, keeps neither ranks nor Ctrl-C from their way (B2, B3)."""
     with misbehaving(runner, "+r0=[spam,hang]", "+r1=hang", GRACE) as (process, _):
