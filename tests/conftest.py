@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hydra.version import VersionBase
 
 APPS = Path(__file__).parent / "apps"
 # Every process that a test starts carries this variable with a value of its own, so that left-overs can be found.
@@ -137,6 +138,15 @@ class Runner:
         while (left := self.alive()) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert left == {}
+
+
+@pytest.fixture(autouse=True)
+def _version_base() -> Iterator[None]:
+    """Hydra keeps for the rest of the process what a test said of its version."""
+    holder = VersionBase.instance()
+    before = holder.version_base
+    yield
+    holder.version_base = before
 
 
 @pytest.fixture

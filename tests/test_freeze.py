@@ -177,7 +177,7 @@ def test_freeze(resolver: Callable[..., None]) -> None:
     """A job's number, id and run directory become literals; Hydra's sweep section stays as the user wrote it."""
     resolver("count", counting(), use_cache=True)
     config = job_config({"c": "${count:mine}"}, sweep={"dir": "/sweep", "subdir": "${hydra:job.num}_${count:}"})
-    run_dir, _ = _freeze.freeze(config, 7)
+    run_dir = _freeze.freeze(config, 7).run_dir
     assert run_dir.startswith("/sweep/7_")
     for frozen in (config, travelled(config)):
         assert (frozen.hydra.job.id, frozen.hydra.job.num) == ("7", 7)
@@ -194,7 +194,7 @@ def test_a_random_run_directory_is_one_directory(resolver: Callable[..., None]) 
     """A run directory that an uncached resolver makes up is resolved once."""
     resolver("random", lambda: os.urandom(4).hex(), use_cache=False)
     config = job_config(sweep={"dir": "/sweep", "subdir": "${random:}"})
-    run_dir, _ = _freeze.freeze(config, 0)
+    run_dir = _freeze.freeze(config, 0).run_dir
     assert travelled(config).hydra.runtime.output_dir == config.hydra.runtime.output_dir == run_dir
 
 
@@ -202,14 +202,14 @@ def test_a_relative_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """A relative sweep directory is meant from where the process is when the job is frozen."""
     monkeypatch.chdir(tmp_path)
     config = job_config(sweep={"dir": "multirun/now", "subdir": "${hydra.job.num}"})
-    assert _freeze.freeze(config, 3)[0] == str(tmp_path / "multirun" / "now" / "3")
+    assert _freeze.freeze(config, 3).run_dir == str(tmp_path / "multirun" / "now" / "3")
 
 
 @pytest.mark.parametrize("name", ["a ${b}", "back\\${slash}", "100%", "it's", "$x", "${", "\\"])
 def test_a_run_directory_that_looks_like_an_interpolation(name: str) -> None:
     """A folder may be called anything; the literal directory is read back as it is."""
     config = job_config(sweep={"dir": "/sweep", "subdir": _freeze.escape_interpolations(name)})
-    assert _freeze.freeze(config, 0)[0] == f"/sweep/{name}"
+    assert _freeze.freeze(config, 0).run_dir == f"/sweep/{name}"
     assert travelled(config).hydra.runtime.output_dir == f"/sweep/{name}"
 
 
@@ -267,7 +267,7 @@ def test_hydra_config_is_put_back(earlier: str | None) -> None:
 def test_env_set() -> None:
     """`env_set` is resolved for its job, and every value is text."""
     config = job_config({"lr": 0.1}, job={"name": "app", "env_set": {"A": "job${hydra:job.num}", "B": 1, "C": "${lr}"}})
-    _, env_set = _freeze.freeze(config, 5)
+    env_set = _freeze.freeze(config, 5).env_set
     assert env_set == {"A": "job5", "B": "1", "C": "0.1"}
 
 

@@ -107,46 +107,67 @@ class ComposeSpool:
 
 
 @contextlib.contextmanager
-def hydra_config(config: DictConfig) -> Iterator[None]:
-    """Let `${hydra:…}` mean this config while the block runs."""
+def hydra_config(config: DictConfig) -> Iterator[DictConfig]:
+    """Let `${hydra:…}` mean this config while the block runs; yields Hydra's own copy of its part of the config."""
     holder = HydraConfig.instance()
     earlier = holder.cfg
     try:
         holder.set_config(config)
-        yield
+        assert isinstance(holder.cfg, DictConfig)
+        yield holder.cfg
     finally:
         holder.cfg = earlier
 
 
-def freeze(config: DictConfig, job_num: int) -> tuple[str, dict[str, str]]:
+@dataclass(frozen=True)
+class Frozen:
+    """What the launcher needs of a final config, resolved.
+
+    Attributes:
+        sweep_dir: Sweep directory, absolute.
+        run_dir: Run directory, absolute.
+        env_set: `hydra.job.env_set`, into which Hydra has merged `env_copy`.
+        nproc_per_node: That option.
+    """
+
+    sweep_dir: str
+    run_dir: str
+    env_set: dict[str, str]
+    nproc_per_node: Any
+
+
+def freeze(config: DictConfig, job_num: int) -> Frozen:
     """Make a composed job config final, in place, so that every process resolves it alike.
 
-    Returns:
-        The run directory, absolute, and the resolved `hydra.job.env_set`, into which Hydra has merged `env_copy`.
-
     Raises:
-        FreezeError: when one of the two cannot be resolved.
+        FreezeError: when what the launcher needs cannot be resolved.
     """
     with read_write(config.hydra), open_dict(config.hydra):
         config.hydra.job.id = str(job_num)
         config.hydra.job.num = job_num
-    with hydra_config(config):
+    # One for all, as it takes longer than the rest. It is a copy: what is changed is changed in both.
+    with hydra_config(config) as seen:
+        sweep_dir = os.path.abspath(_resolved(config, "hydra.sweep.dir", job_num))
+        run_dir = os.path.abspath(os.path.join(sweep_dir, _resolved(config, "hydra.sweep.subdir", job_num)))
+        for one in (config, seen):
+            with read_write(one.hydra.runtime), open_dict(one.hydra.runtime):
+                one.hydra.runtime.output_dir = escape_interpolations(run_dir)
+        env_set = _resolved_env_set(config)
+        # A job sees its own variables.
+        with env_override(env_set):
+            fill_caches(config)
         try:
-            run_dir = os.path.abspath(
-                os.path.join(
-                    str(OmegaConf.select(config, "hydra.sweep.dir")),
-                    str(OmegaConf.select(config, "hydra.sweep.subdir")),
-                )
-            )
+            nproc_per_node = OmegaConf.select(config, "hydra.launcher.nproc_per_node")
         except OmegaConfBaseException as error:
-            raise FreezeError(f"The run directory of job {job_num} cannot be resolved: {error}") from error
-    with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
-        config.hydra.runtime.output_dir = escape_interpolations(run_dir)
-    env_set = _resolved_env_set(config)
-    # Again: Hydra's holder works on a copy that does not have the directory. A job sees its own variables.
-    with hydra_config(config), env_override(env_set):
-        fill_caches(config)
-    return run_dir, env_set
+            raise FreezeError(f"hydra.launcher.nproc_per_node of job {job_num} cannot be resolved: {error}") from error
+    return Frozen(sweep_dir, run_dir, env_set, nproc_per_node)
+
+
+def _resolved(config: DictConfig, key: str, job_num: int) -> str:
+    try:
+        return str(OmegaConf.select(config, key))
+    except OmegaConfBaseException as error:
+        raise FreezeError(f"The run directory of job {job_num} cannot be resolved: {error}") from error
 
 
 def escape_interpolations(text: str) -> str:
@@ -176,11 +197,10 @@ def _caches(resolver: Callable[..., Any]) -> bool:
 
 
 def _resolved_env_set(config: DictConfig) -> dict[str, str]:
-    with hydra_config(config):
-        try:
-            values = OmegaConf.to_container(config.hydra.job.env_set, resolve=True)
-        except OmegaConfBaseException as error:
-            raise FreezeError(f"hydra.job.env_set cannot be resolved: {error}") from error
+    try:
+        values = OmegaConf.to_container(config.hydra.job.env_set, resolve=True)
+    except OmegaConfBaseException as error:
+        raise FreezeError(f"hydra.job.env_set cannot be resolved: {error}") from error
     assert isinstance(values, dict)
     return {str(name): str(value) for name, value in values.items()}
 

@@ -51,19 +51,22 @@ class PlannedJob:
         number: Number of the job.
         overrides: Its override strings.
         config: Its final config.
-        run_dir: Run directory, absolute.
+        frozen: What is resolved of it.
         nproc: Number of ranks.
-        env_set: Variables that its config sets.
         payload: What its ranks will read.
     """
 
     number: int
     overrides: tuple[str, ...]
     config: DictConfig
-    run_dir: str
+    frozen: _freeze.Frozen
     nproc: int
-    env_set: Mapping[str, str]
     payload: Payload
+
+    @property
+    def run_dir(self) -> str:
+        """Run directory, absolute."""
+        return self.frozen.run_dir
 
 
 def compose_job(sweep: Sweep, overrides: Sequence[str]) -> DictConfig:
@@ -90,19 +93,18 @@ def plan_job(sweep: Sweep, number: int, overrides: Sequence[str], config: DictCo
         OptionError: for a number of ranks that cannot be.
     """
     _refuse_other_launcher(sweep.config, config)
-    run_dir, env_set = _freeze.freeze(config, number)
-    with _freeze.hydra_config(config):
-        asked = read_nproc(OmegaConf.select(config, "hydra.launcher.nproc_per_node"))
+    frozen = _freeze.freeze(config, number)
+    nproc = sweep.pool.nproc(read_nproc(frozen.nproc_per_node))
     payload = Payload(
         overrides=tuple(overrides),
-        run_dir=run_dir,
+        run_dir=frozen.run_dir,
         task=sweep.entry.task if isinstance(sweep.entry, ProgramEntry) else None,
         task_name=sweep.task_name,
         sys_path=sweep.entry.start.sys_path if isinstance(sweep.entry, FunctionEntry) else (),
         check_config=sweep.settings.check_config is not None,
         body=_body(sweep, config),
     )
-    return PlannedJob(number, tuple(overrides), config, run_dir, sweep.pool.nproc(asked), env_set, payload)
+    return PlannedJob(number, tuple(overrides), config, frozen, nproc, payload)
 
 
 def _refuse_other_launcher(sweep_config: DictConfig, config: DictConfig) -> None:
@@ -190,13 +192,13 @@ def write_job(
         error_files=tuple(paths.error(rank) for rank in ranks),
         payload_digest=_files.write_payload(paths, job.payload),
         job_num=job.number,
-        sweep_dir=_sweep_dir(job.config),
+        sweep_dir=job.frozen.sweep_dir,
     )
     argv, cwd = rank_command(sweep.entry, sweep.settings.wrapper, job.run_dir, job.overrides)
     spec = GroupSpec(
         argv=argv,
         cwd=cwd,
-        environment=_environment.group_environment(base, job.env_set, group),
+        environment=_environment.group_environment(base, job.frozen.env_set, group),
         rank_environments=_environment.rank_environments(group),
         log_files=tuple(paths.log(rank) for rank in ranks),
         outcome_files=tuple(paths.outcome(rank) for rank in ranks),
@@ -205,11 +207,6 @@ def write_job(
     )
     _files.write_text(paths.facts, json.dumps(_facts(job, spec, os.environ), indent=2) + "\n")
     return paths, spec
-
-
-def _sweep_dir(config: DictConfig) -> str:
-    with _freeze.hydra_config(config):
-        return os.path.abspath(str(config.hydra.sweep.dir))
 
 
 def _facts(job: PlannedJob, spec: GroupSpec, ours: Mapping[str, str]) -> dict[str, object]:

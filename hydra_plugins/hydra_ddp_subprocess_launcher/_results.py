@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -162,7 +161,7 @@ def make_job_return(
 
     Args:
         overrides: Of the job.
-        config: Frozen config; None: the job did not compose.
+        config: Frozen config, which is used up; None: the job did not compose.
         run_dir: Run directory.
         task_name: Hydra's name of the job function.
         verdict: How the job ended.
@@ -174,18 +173,17 @@ def make_job_return(
         if hasattr(job_return, name):
             setattr(job_return, name, value)
     if config is not None:
-        from hydra.core.hydra_config import HydraConfig
-
-        with hydra_config(config):
-            hydra_cfg = copy.deepcopy(HydraConfig.instance().cfg)
-        assert isinstance(hydra_cfg, DictConfig)
-        job_return.hydra_cfg = hydra_cfg
         # Without those of Hydra's own options, as the basic launcher has it.
-        job_return.overrides = OmegaConf.to_container(config.hydra.overrides.task)
-        task_cfg = copy.deepcopy(config)
-        with read_write(task_cfg), open_dict(task_cfg):
-            del task_cfg["hydra"]
-        job_return.cfg = task_cfg
+        task_overrides = OmegaConf.to_container(config.hydra.overrides.task)
+        assert isinstance(task_overrides, list)
+        job_return.overrides = task_overrides
+        with hydra_config(config) as hydra_cfg:
+            job_return.hydra_cfg = hydra_cfg
+        # While it is Hydra's, it has the whole config above it; in a JobReturn each part stands alone.
+        hydra_cfg._re_parent()
+        with read_write(config), open_dict(config):
+            del config["hydra"]
+        job_return.cfg = config
         job_return.working_dir = run_dir if _changes_directory(hydra_cfg) else os.getcwd()
     return job_return
 
