@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -149,7 +151,7 @@ def test_names_where_numbers_mean_something_else(fake: FakeNvml) -> None:
 
 def test_one_device_under_two_names(fake: FakeNvml) -> None:
     """To name a device twice would have two jobs on it: an error with both ids."""
-    with pytest.raises(OptionError, match="Devices 1 and GPU-aab are one and the same, GPU-aab2"):
+    with pytest.raises(OptionError, match="Devices 1 and GPU-aab are one and the same"):
         name_devices(["0", "1", "GPU-aab"], VARIABLE, asked())
 
 
@@ -176,7 +178,7 @@ def test_a_lock(tmp_path: Path) -> None:
     assert other_process(folder, "GPU-2")
     other = DeviceLocks("/sweeps/other", str(folder))
     assert not other.obtain("MIG-GPU-1/2/3")
-    assert f"process {os.getpid()}, sweep /sweeps/mine, since 20" in other.holder("MIG-GPU-1/2/3")
+    assert other.holder("MIG-GPU-1/2/3") == f"process {os.getpid()}, sweep /sweeps/mine"
     locks.release("MIG-GPU-1/2/3")
     locks.release("MIG-GPU-1/2/3")
     assert other.obtain("MIG-GPU-1/2/3")
@@ -200,6 +202,50 @@ def test_a_holder_that_has_not_said_who_it_is(tmp_path: Path, content: str) -> N
     """Who waits is told as much as is known."""
     (tmp_path / "a").write_text(content)
     assert DeviceLocks("one", str(tmp_path)).holder("a") == "another sweep of yours"
+
+
+def test_a_lock_file_that_is_deleted(tmp_path: Path) -> None:
+    """Who has locked a file that is gone from its place has locked nothing; the folder is made again."""
+    folder = tmp_path / "locks"
+    locks, other = DeviceLocks("one", str(folder)), DeviceLocks("other", str(folder))
+    real = os.open
+
+    def delete_after(path: str, *arguments: int) -> int:
+        descriptor = real(path, *arguments)
+        if not deleted:
+            deleted.append(path)
+            os.unlink(path)
+        return descriptor
+
+    deleted: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "open", delete_after)
+        assert locks.obtain("a")
+    assert deleted and not other.obtain("a")
+    locks.release("a")
+    shutil.rmtree(folder)
+    assert other.obtain("a")
+
+
+def test_names_of_any_length(tmp_path: Path) -> None:
+    """An id that is too long for a file has a lock of its own all the same."""
+    names = [f"GPU-{'é' * 300}{number}" for number in range(2)]
+    locks, other = DeviceLocks("one", str(tmp_path)), DeviceLocks("other", str(tmp_path))
+    assert locks.obtain(names[0])
+    assert not other.obtain(names[0]) and other.obtain(names[1])
+
+
+def test_lock_files_stay_young(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of a lock that is held for days is touched, so that no cleaner of old files takes it."""
+    locks = DeviceLocks("one", str(tmp_path))
+    assert locks.obtain("a")
+    os.utime(tmp_path / "a", (0, 0))
+    locks.touch()
+    assert (tmp_path / "a").stat().st_mtime == 0
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 3601)
+    locks.touch()
+    assert (tmp_path / "a").stat().st_mtime > 0
 
 
 def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
@@ -273,6 +319,39 @@ def test_the_gate_locks_what_is_used(fake: FakeNvml, tmp_path: Path) -> None:
     gate.close()
 
 
+def test_locks_that_cannot_be_had_later(
+    fake: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A lock that cannot be used is an error before any job; while jobs run it is a warning, and they go on."""
+    gate = gate_of(tmp_path)
+
+    def flock(_descriptor: int, _how: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert gate.obtain("0") and gate.obtain("1")
+    assert gate.descriptors(["0", "1"]) == []
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "Operation not supported" in caplog.text
+    with pytest.raises(OptionError, match="Operation not supported"):
+        gate_of(tmp_path)
+
+
+def test_a_device_for_another_start(fake: FakeNvml, tmp_path: Path) -> None:
+    """Between two starts of a job its devices are waited for, too: processes and memory."""
+    gate = gate_of(tmp_path, min_free_gb=20)
+    assert gate.obtain("0")
+    assert gate.ready(["0"])
+    fake.devices[0].pids = [77]
+    gate.job_ended(["0"])
+    assert not gate.ready(["0"])
+    fake.devices[0].pids = []
+    fake.devices[0].free = 0
+    assert not gate.ready(["0"])
+    fake.devices[0].free = 30 * GB
+    assert gate.ready(["0"])
+
+
 def test_a_busy_device(fake: FakeNvml, tmp_path: Path) -> None:
     """A device without the free memory that is asked for is not given out, nor locked, until it has it."""
     gate = gate_of(tmp_path, min_free_gb=20)
@@ -311,7 +390,7 @@ def test_processes_that_linger(fake: FakeNvml, tmp_path: Path) -> None:
     gate.keep_only([])
     assert not gate.settled
     assert not gate.obtain("0")
-    assert gate.take_refused() == {"0": "still has the processes of the last job"}
+    assert gate.take_refused() == {"0": "has processes that were not there before the last job"}
     assert not other.obtain("GPU-aaa1")
     fake.devices[0].pids = [7]
     assert gate.settled

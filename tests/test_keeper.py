@@ -165,7 +165,7 @@ def test_more_and_more_processes(start: Callable[..., Job], runner: Runner) -> N
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_rank_that_stored_an_error_has_failed(start: Callable[..., Job], code: int) -> None:
     """A rank whose error is stored is the cause, whatever its exit code: it may have ended by `os._exit(0)`."""
-    report = report_of(start(f"if [ $RANK = 1 ]; then echo > error_1; exit {code}; fi; {SLEEP}"))
+    report = report_of(start(f"if [ $RANK = 1 ]; then echo > failure_1; exit {code}; fi; {SLEEP}"))
     assert (report.reason, report.cause) == (StopReason.RANK_FAILED, 1)
     assert [(ended.rank, ended.code, ended.stopped) for ended in report.exits] == [(1, code, False), (0, -15, True)]
 
@@ -173,7 +173,7 @@ def test_a_rank_that_stored_an_error_has_failed(start: Callable[..., Job], code:
 def test_a_failed_rank_that_cleans_up(start: Callable[..., Job], tmp_path: Path) -> None:
     """A rank that stored its error and does not end at once is left alone while the others are told to stop."""
     script = (
-        f"if [ $RANK = 0 ]; then {SLEEP}; fi; trap 'echo > disturbed' TERM; echo > error_1;"
+        f"if [ $RANK = 0 ]; then {SLEEP}; fi; trap 'echo > disturbed' TERM; echo > failure_1;"
         "n=0; while [ $n -lt 50 ]; do sleep 0.05; n=$((n + 1)); done; echo > clean; exit 1"
     )
     report = report_of(start(script, limits=Limits(grace_period_s=20)))

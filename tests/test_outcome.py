@@ -65,7 +65,7 @@ def test_a_bad_exit(code: Any, given: int) -> None:
     assert isinstance(error, SystemExit)
     outcome, exit_code = after_exit(error)
     assert (outcome.completed, exit_code) == (False, given)
-    assert outcome.summary == f"SystemExit: {f'exit code {code}' if isinstance(code, int) else code}"
+    assert outcome.summary == f"SystemExit: {f'exit code {int(code)}' if isinstance(code, int) else code}"
     assert "raise error" in outcome.traceback
     assert outcome.failed_at is not None
 

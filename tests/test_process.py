@@ -368,7 +368,7 @@ def test_kill_marked(runner: Runner, tmp_path: Path) -> None:
     marked = runner.start("sh", "-c", script, env=mark)
     other = runner.start("sleep", "1000", env={"HYDRA_DDP_TEST_MARK": f"{runner.marker}2"})
     assert marked.stdout is not None and marked.stdout.readline() == "ready\n"
-    _process.kill_marked("HYDRA_DDP_TEST_MARK", runner.marker)
+    assert _process.kill_marked("HYDRA_DDP_TEST_MARK", runner.marker, 5) == []
     marked.communicate()
     assert marked.returncode == -signal.SIGKILL
     assert other.poll() is None

@@ -121,6 +121,6 @@ def test_who_lost_a_peer_is_not_the_cause(tmp_path: Path) -> None:
     exits = (RankExit(0, 1, 1.0, False), RankExit(1, -15, 2.0, True))
     verdict = judge(GroupReport(exits, StopReason.RANK_FAILED, 0, "", 9.0), 2, paths, "run")
     assert verdict.cause == "rank 1: ValueError: boom"
-    os.unlink(paths.outcome(1))
+    os.unlink(paths.failure(1))
     alone = judge(GroupReport(exits, StopReason.RANK_FAILED, 0, "", 9.0), 2, paths, "run")
     assert "look at the logs of the other ranks" in alone.block

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +62,7 @@ def report(
 def paths(tmp_path: Path) -> JobPaths:
     paths = JobPaths(str(tmp_path / "run"))
     _files.make_job_folder(paths)
+    _files.write_private(paths.payload, b"")
     return paths
 
 
@@ -85,13 +87,13 @@ RANK_FAILED = StopReason.RANK_FAILED
     [
         pytest.param(report((0, 0), (1, 0)), (GOOD, GOOD_ELSEWHERE), (), id="all well"),
         pytest.param(
-            report((0, 0), (1, -11), reason=RANK_FAILED, cause=1),
+            report((0, 0), (1, -11), reason=RANK_FAILED, cause=1, finished=True),
             (GOOD, GOOD_ELSEWHERE),
             ("rank 1 ended with signal 11 (SIGSEGV) after every rank had finished its job: the results count",),
             id="crash in tear-down",
         ),
         pytest.param(
-            report((1, 0), (0, -15, True), reason=StopReason.LINGERING),
+            report((1, 0), (0, -15, True), reason=StopReason.LINGERING, finished=True),
             (GOOD, GOOD_ELSEWHERE),
             ("rank 0 was ended by the launcher after every rank had finished its job: the results count",),
             id="lingering",
@@ -312,10 +314,20 @@ def test_an_outcome_that_does_not_count(verdict: Callable[..., Verdict], paths: 
 
 def test_a_run_directory_that_is_gone(verdict: Callable[..., Verdict], paths: JobPaths) -> None:
     """When nothing can be stored any more, the message says so instead of guessing."""
-    os.rmdir(paths.folder)
+    shutil.rmtree(paths.folder)
     judged = verdict(report((0, 1), reason=RANK_FAILED, cause=0), None)
-    assert "The run directory cannot be written any more: No such file or directory." in judged.block
-    assert judged.cause.endswith("; No such file or directory")
+    assert f"The run directory {paths.run_dir} cannot be used any more: its files were deleted" in judged.block
+    assert judged.cause.endswith("; its files were deleted while the job ran")
+
+
+@pytest.mark.parametrize("reason", [StopReason.TIMEOUT, StopReason.EXIT_TIMEOUT, StopReason.ORDERED, RANK_FAILED])
+def test_outcomes_that_came_too_late(verdict: Callable[..., Verdict], reason: StopReason) -> None:
+    """What ranks store after they were told to stop is no result: they may have cut their work short for it."""
+    ended = report((0, 0, True), (1, 0, True), reason=reason, cause=0 if reason is RANK_FAILED else None)
+    judged = verdict(ended, GOOD, GOOD_ELSEWHERE)
+    assert not judged.completed
+    if reason is StopReason.TIMEOUT:
+        assert "timeout_min" in judged.cause and "Python stacks" in judged.block
 
 
 def test_a_value_that_cannot_be_loaded(verdict: Callable[..., Verdict]) -> None:

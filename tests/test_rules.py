@@ -168,7 +168,8 @@ def test_a_good_end() -> None:
     assert played.due == 4 + GRACE_S
     assert played.look(5) is Action.WAIT
     assert played.look(4 + GRACE_S) is Action.KILL
-    assert played.report == GroupReport((RankExit(1, 0, 3.0, False), RankExit(0, 0, 4.0, False)), None, None)
+    ended = (RankExit(1, 0, 3.0, False), RankExit(0, 0, 4.0, False))
+    assert played.report == GroupReport(ended, None, None, finished=True)
 
 
 def test_the_first_bad_exit_is_the_cause() -> None:
@@ -188,6 +189,36 @@ def test_a_good_exit_without_an_outcome() -> None:
     played = Played()
     assert played.exit(1, 1, 0) is Action.TERMINATE
     assert (played.report.reason, played.report.cause) == (StopReason.RANK_FAILED, 1)
+
+
+@pytest.mark.parametrize(("stored", "finished"), [((0, 1), True), ((0,), False)])
+def test_what_was_finished_before_the_end(stored: tuple[int, ...], finished: bool) -> None:
+    """The report tells whether every rank had stored its outcome before the group was ended."""
+    played = Played(limits=Limits(GRACE_S, timeout_s=10))
+    played.stored(1, *stored)
+    played.look(10)
+    played.stored(11, 0, 1)
+    for rank in (0, 1):
+        played.exit(12, rank, 0)
+    assert (played.report.reason, played.report.finished) == (StopReason.TIMEOUT, finished)
+
+
+def test_a_signal_to_the_keeper() -> None:
+    """A signal for a whole allocation gives the ranks their grace, and no second SIGTERM for half of it."""
+    played = Played()
+    played.rules.signalled("SIGTERM", BEGAN + 1)
+    assert played.look(1) is Action.WAIT
+    assert played.due == 1 + GRACE_S / 2
+    assert played.look(1 + GRACE_S / 2) is Action.TERMINATE
+    assert played.due == 1 + GRACE_S
+    assert (played.report.reason, played.report.detail) == (StopReason.SIGNALLED, "SIGTERM")
+
+
+def test_stacks_without_a_grace_period() -> None:
+    """A rank that hangs shows where, also when it then is killed at once."""
+    played = Played(limits=Limits(0.0, timeout_s=10))
+    assert played.look(10) is Action.DUMP
+    assert played.look(10 + DUMP_S) is Action.KILL
 
 
 def test_a_bad_exit_after_every_outcome_ends_the_group_too() -> None:

@@ -160,10 +160,12 @@ def test_sending_to_who_is_gone(runner: Runner) -> None:
 
 def test_stacks_on_a_signal(runner: Runner, tmp_path: Path) -> None:
     """A rank that hangs writes where; a process that does not know the signal is left alone, not ended by it."""
+    log = tmp_path / "rank.log"
+    log.write_text("")
     code = f"""
 import sys, time
 from {MODULE} import write_stacks_on_signal
-write_stacks_on_signal()
+write_stacks_on_signal({str(log)!r})
 def the_place_where_it_hangs():
     print("ready", flush=True)
     time.sleep(1000)
@@ -171,13 +173,10 @@ the_place_where_it_hangs()
 """
     rank, other = runner.start(sys.executable, "-c", code), runner.start("sleep", "1000")
     assert rank.stdout is not None and rank.stdout.readline() == "ready\n"
-    _signals.dump_stacks([rank.pid, other.pid])
-    assert rank.stderr is not None
-    lines = [rank.stderr.readline()]
-    deadline = time.monotonic() + 10
-    while "the_place_where_it_hangs" not in lines[-1] and time.monotonic() < deadline:
-        lines.append(rank.stderr.readline())
-    assert "the_place_where_it_hangs" in lines[-1]
+    assert _signals.STACKS_SIGNAL is not None
+    assert [_signals.handles(one.pid, _signals.STACKS_SIGNAL) for one in (rank, other)] == [True, False]
+    _signals.send_signal([rank.pid], _signals.STACKS_SIGNAL)
+    runner.wait_until(lambda: "the_place_where_it_hangs" in log.read_text(), what="the stacks")
     # A signal may be on its way for a moment.
     time.sleep(0.2)
     assert rank.poll() is None and other.poll() is None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
+import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from hydra_plugins.hydra_ddp_subprocess_launcher import _spawner
 from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
 from hydra_plugins.hydra_ddp_subprocess_launcher._keeper import Started, Stop
 from hydra_plugins.hydra_ddp_subprocess_launcher._spawner import KeeperEnded, SpawnerLink
@@ -40,7 +43,7 @@ def spec(folder: Path, script: str, nproc: int = 2, **changes: object) -> GroupS
         "rank_environments": tuple({"RANK": str(rank)} for rank in range(nproc)),
         "log_files": tuple(str(folder / f"rank_{rank}.log") for rank in range(nproc)),
         "outcome_files": tuple(str(folder / f"outcome_{rank}") for rank in range(nproc)),
-        "error_files": tuple(str(folder / f"error_{rank}") for rank in range(nproc)),
+        "failure_files": tuple(str(folder / f"failure_{rank}") for rank in range(nproc)),
         "limits": Limits(grace_period_s=1.0),
     }
     return GroupSpec(**{**values, **changes})  # type: ignore[arg-type]
@@ -127,6 +130,30 @@ GRANDCHILDREN = {
     "emptied environment": "env -i setsid /bin/sh -c 'echo $$; exec sleep 1000' &",
     "deaf": "setsid sh -c 'trap \"\" TERM INT HUP; echo $$; while :; do sleep 1; done' &",
 }
+
+
+def test_no_process_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a keeper cannot be forked the job is answered with the reason, and the spawner serves on."""
+
+    def fork() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fork)
+    ours, spawners = socket.socketpair()
+    with ours, spawners:
+        mine, theirs = socket.socketpair()
+        with mine, theirs:
+            socket.send_fds(ours, [struct.pack("!q", 7)], [theirs.fileno()])
+        mine, theirs = socket.socketpair()
+        with mine:
+            with theirs:
+                socket.send_fds(ours, [struct.pack("!q", 8)], [theirs.fileno()])
+            assert _spawner._accept_job(spawners, {}, os.getpid())
+            assert _spawner._accept_job(spawners, {}, os.getpid())
+            (report,) = Channel(mine).receive()
+            assert report.reason is StopReason.START_FAILED
+            assert "Resource temporarily unavailable" in report.detail
+        assert [struct.unpack("!qi", ours.recv(12)) for _ in range(2)] == [(7, 0), (8, 0)]
 
 
 @pytest.mark.parametrize("script", GRANDCHILDREN.values(), ids=GRANDCHILDREN)

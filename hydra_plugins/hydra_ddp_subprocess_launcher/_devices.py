@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from ._errors import OptionError
 from ._locks import DeviceLocks
 from ._nvml import Nvml
 
+_log = logging.getLogger(__name__)
 # Seconds that a device may take to let go of processes that have ended.
 SETTLE_S = 10.0
 _GB = 10**9
@@ -72,7 +74,10 @@ def name_devices(devices: Sequence[str], variable: str, nvml: Nvml) -> dict[str,
         name = nvml.uuid(device) or f"{variable}={device}"
         other = next((earlier for earlier, taken in names.items() if taken == name), None)
         if other is not None:
-            raise OptionError(f"Devices {other} and {device} are one and the same, {name}: name it once.")
+            raise OptionError(
+                f"Devices {other} and {device} are one and the same. Name it once in hydra.launcher.devices, or in "
+                f"{variable}."
+            )
         names[device] = name
     return names
 
@@ -88,7 +93,7 @@ class DeviceGate:
         clock: Monotonic seconds.
 
     Raises:
-        OptionError: when `min_free_memory_gb` can never be met.
+        OptionError: when a device cannot be locked, or `min_free_memory_gb` never be met.
     """
 
     def __init__(
@@ -107,8 +112,11 @@ class DeviceGate:
         self._processes_before: dict[str, frozenset[int]] = {}
         self._settling: dict[str, _Settling] = {}
         self._refused: dict[str, str] = {}
-        if min_free_gb is not None:
-            for device in names:
+        self._unlocked = False
+        for device, name in names.items():
+            if locks is not None:
+                locks.check(name)
+            if min_free_gb is not None:
                 self._check_memory(device, min_free_gb)
 
     def _check_memory(self, device: str, wanted_gb: float) -> None:
@@ -142,16 +150,26 @@ class DeviceGate:
 
     def _why_not(self, device: str) -> str:
         if self._settles(device):
-            return "still has the processes of the last job"
+            return "has processes that were not there before the last job"
         # Before the lock, which others would meet for nothing.
-        if self._min_free_gb is not None:
-            memory = self._nvml.memory(device)
-            if memory is not None and memory[0] < self._min_free_gb * _GB:
-                # Without the figure, which would make another reason of it at each question.
-                return f"has less than hydra.launcher.min_free_memory_gb={self._min_free_gb:g} free"
-        if self._locks is not None and not self._locks.obtain(self._names[device]):
-            return f"is held by {self._locks.holder(self._names[device])}"
-        return ""
+        if not self._has_memory(device):
+            # Without the figure, which would make another reason of it at each question.
+            return f"has less than hydra.launcher.min_free_memory_gb={self._min_free_gb:g} free"
+        if self._locks is None:
+            return ""
+        try:
+            obtained = self._locks.obtain(self._names[device])
+        except OptionError as error:
+            # It could be locked when the sweep began. That it cannot be now is no reason to lose what runs.
+            if not self._unlocked:
+                _log.warning("Going on without locks on devices: %s", error)
+            self._unlocked = True
+            return ""
+        return "" if obtained else f"is held by {self._locks.holder(self._names[device])}"
+
+    def _has_memory(self, device: str) -> bool:
+        memory = None if self._min_free_gb is None else self._nvml.memory(device)
+        return memory is None or self._min_free_gb is None or memory[0] >= self._min_free_gb * _GB
 
     def _settles(self, device: str) -> bool:
         settling = self._settling.get(device)
@@ -171,18 +189,24 @@ class DeviceGate:
                 self._processes_before.pop(device, None)
                 if self._locks is not None:
                     self._locks.release(name)
+        if self._locks is not None:
+            self._locks.touch()
 
     def descriptors(self, devices: Iterable[str]) -> list[int]:
         """Return the open files that are the locks of these devices, for the keeper of their job."""
-        locks = self._locks
-        return [] if locks is None else [locks.descriptor(self._names[device]) for device in devices]
+        found = [] if self._locks is None else [self._locks.descriptor(self._names[device]) for device in devices]
+        return [descriptor for descriptor in found if descriptor is not None]
 
     def job_ended(self, devices: Iterable[str]) -> None:
-        """Take note that no job has these devices any more."""
+        """Take note that the last job on these devices has ended, although its next start may follow."""
         for device in devices:
-            before = self._processes_before.pop(device, frozenset())
+            before = self._processes_before.get(device, frozenset())
             if (self._nvml.processes(device) or frozenset()) - before:
                 self._settling[device] = _Settling(before, self._clock() + SETTLE_S)
+
+    def ready(self, devices: Iterable[str]) -> bool:
+        """Return whether a job that has these devices can be started on them again."""
+        return not any(self._settles(device) or not self._has_memory(device) for device in devices)
 
     def close(self) -> None:
         """Let go of everything. Jobs that still run keep their devices."""

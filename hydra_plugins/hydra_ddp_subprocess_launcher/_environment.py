@@ -146,13 +146,18 @@ def rank_environments(group: GroupEnvironment) -> tuple[dict[str, str], ...]:
     )
 
 
+def is_rank(environ: Mapping[str, str]) -> bool:
+    """Return whether a process is a rank of a job of this launcher, or was started by one."""
+    return PAYLOAD_DIGEST in environ
+
+
 def refuse_as_rank(environ: Mapping[str, str]) -> None:
     """Refuse to launch from a process that is itself one of several.
 
     Raises:
         StartError: naming the variables that tell, and how to start instead.
     """
-    if PAYLOAD_DIGEST in environ:
+    if is_rank(environ):
         raise StartError(
             f"{PAYLOAD_DIGEST} is set: this process is a rank of a job, or was started by one, and launching from "
             "within it would start ranks of ranks. Start the sweep outside, or set hydra.launcher.allow_nested=true."

@@ -22,6 +22,7 @@ _LOST_PEER = re.compile(
 LOST_PEER_ADVICE = (
     "This rank lost a peer, which is seldom the cause: look at the logs of the other ranks beside this one."
 )
+_SEE_STACKS = "Where each rank was, the Python stacks at the end of its log tell."
 # More than what a full disk may still give to a small file.
 _PROBE_BYTES = 64 * 1024
 
@@ -94,7 +95,9 @@ def _error_file(paths: JobPaths, rank: int) -> Failure | None:
 
 
 def unusable_folder(paths: JobPaths) -> str | None:
-    """Return why nothing can be written into a job's folder any more; None when it can."""
+    """Return why a job's folder cannot be used any more; None when it can."""
+    if not os.path.exists(paths.payload):
+        return "its files were deleted while the job ran"
     try:
         write_private(os.path.join(paths.folder, "probe"), bytes(_PROBE_BYTES))
         os.unlink(os.path.join(paths.folder, "probe"))
@@ -108,7 +111,8 @@ def describe(report: GroupReport, outcomes: Sequence[Outcome | None], failure: F
     if failure is None:
         assert report.reason is not None
         detail = f" ({report.detail})" if report.detail else ""
-        return f"the job was ended because {report.reason.value}{detail}", ""
+        hung = report.reason in (StopReason.TIMEOUT, StopReason.EXIT_TIMEOUT)
+        return f"the job was ended because {report.reason.value}{detail}", _SEE_STACKS if hung else ""
     rank = failure.rank
     if report.reason is StopReason.START_FAILED:
         return f"rank {rank} could not be started: {report.detail}", ""

@@ -47,8 +47,12 @@ class JobPaths:
         return os.path.join(self.folder, f"rank_{rank}.log")
 
     def outcome(self, rank: int) -> str:
-        """How a rank's part of the job ended."""
+        """How a rank's part of the job ended, when it completed."""
         return os.path.join(self.folder, f"outcome_{rank}.pkl")
+
+    def failure(self, rank: int) -> str:
+        """How a rank's part of the job ended, when it failed."""
+        return os.path.join(self.folder, f"failure_{rank}.pkl")
 
     def error(self, rank: int) -> str:
         """The error of a rank in torchrun's format."""
@@ -143,8 +147,11 @@ def read_payload(paths: JobPaths, digest: str) -> Payload:
 
 
 def write_outcome(paths: JobPaths, rank: int, outcome: Outcome) -> None:
-    """Store how a rank's part of the job ended."""
-    write_private(paths.outcome(rank), pickle.dumps(outcome))
+    """Store how a rank's part of the job ended; the file's name tells a keeper whether it completed."""
+    # A job may have emptied its own run directory.
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(paths.folder)
+    write_private(paths.outcome(rank) if outcome.completed else paths.failure(rank), pickle.dumps(outcome))
 
 
 def read_outcome(paths: JobPaths, rank: int, run_id: str) -> Outcome | None:
@@ -152,9 +159,17 @@ def read_outcome(paths: JobPaths, rank: int, run_id: str) -> Outcome | None:
 
     One with another `run_id` is of another sweep, which took over the run directory: it says nothing about this job.
     """
+    for path in (paths.failure(rank), paths.outcome(rank)):
+        outcome = _read_outcome_file(path)
+        if outcome is not None and outcome.run_id == run_id:
+            return outcome
+    return None
+
+
+def _read_outcome_file(path: str) -> Outcome | None:
     try:
         # O_NONBLOCK: opening a pipe would wait for its writer.
-        descriptor = os.open(paths.outcome(rank), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     status = os.fstat(descriptor)
@@ -167,4 +182,4 @@ def read_outcome(paths: JobPaths, rank: int, run_id: str) -> Outcome | None:
             outcome = pickle.load(file)
         except Exception:  # noqa: BLE001  (a damaged pickle can raise anything; the exit code then has the word)
             return None
-    return outcome if isinstance(outcome, Outcome) and outcome.run_id == run_id else None
+    return outcome if isinstance(outcome, Outcome) else None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import selectors
 from collections.abc import Sequence
 
 from ._channel import Channel
+from ._errors import StartError
 from ._running import RunningJob
 from ._spawner import SpawnerLink
 
@@ -27,6 +29,20 @@ class Hub:
         self._selector = selector
         self._spawner: SpawnerLink | None = None
         self.running: dict[int, RunningJob] = {}
+
+    def refuse_shared_directory(self, run_dir: str) -> None:
+        """Refuse a run directory that a running job has.
+
+        Raises:
+            StartError: naming that job.
+        """
+        directory = os.path.realpath(run_dir)
+        for number, other in self.running.items():
+            if os.path.realpath(other.plan.run_dir) == directory:
+                raise StartError(
+                    f"Its run directory {run_dir} is in use by job {number}, which still runs. Give each job one of "
+                    "its own (hydra.sweep.subdir), or run one at a time (hydra.launcher.max_parallel_jobs=1)."
+                )
 
     def ask_for_keeper(self, number: int, held: Sequence[int]) -> tuple[SpawnerLink, Channel]:
         """Have a keeper forked, by a new spawner if there is none.

@@ -8,32 +8,48 @@ import selectors
 import signal
 import sys
 import time
+from dataclasses import dataclass
 
 from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
 from . import _environment, _keeper, _machine, _results, _signals
 from ._choices import OnConfigDifference
-from ._errors import JobFailedError, LauncherError, OptionError, StartError
+from ._errors import JobFailedError, LauncherError, OptionError
 from ._hub import Hub
 from ._line import Line
-from ._logs import Terminal
-from ._plan import Attempt, Place, PlannedJob, write_job
+from ._logs import LOOK_INTERVAL_S, LogView
+from ._plan import Attempt, Place, PlannedJob, start_error, write_job
 from ._port import reserve_port
-from ._report import JobResult, duration, override_line
+from ._report import JobResult, duration, override_line, results_table, shown
 from ._results import Verdict
 from ._running import RunningJob, make_tees
 from ._setup import Sweep
 
 _log = logging.getLogger(__name__)
-# Seconds between two looks at rank logs that are shown, and at configs that are compared.
-_LOOK_INTERVAL_S = 0.1
 # Seconds between two looks at keepers that may have stopped answering.
 _INSIST_INTERVAL_S = 1.0
 # Seconds between two questions for devices that others have.
 _ASK_INTERVAL_S = 0.5
-# Pieces of one log to show before the loop looks at everything else.
-_SHOWN_PIECES = 16
+# Seconds within which two different signals are one order: service managers send SIGTERM and SIGHUP together.
+_ONE_ORDER_S = 0.5
+
+
+@dataclass(frozen=True)
+class _Again:
+    """A job that is to be started once more.
+
+    Attributes:
+        plan: The job.
+        devices: Which it keeps.
+        attempt: The start that follows.
+        verdict: How the last one ended.
+    """
+
+    plan: PlannedJob
+    devices: tuple[str, ...]
+    attempt: Attempt
+    verdict: Verdict
 
 
 class Batch:
@@ -50,8 +66,9 @@ class Batch:
         self._overrides = {first + place: overrides for place, overrides in enumerate(job_overrides)}
         self._results: dict[int, JobResult] = {}
         self._stopped_by: int | None = None
-        self._terminal = Terminal(sys.stdout)
-        self._log_waits = False
+        self._stopped_at = 0.0
+        self._view = LogView(sys.stdout)
+        self._again: dict[int, _Again] = {}
         settings = sweep.settings
         self._line = Line(sweep, self._overrides, self._fail)
         self._at_once = self._line.most_jobs
@@ -66,12 +83,7 @@ class Batch:
             _machine.usable_cores(),
             self._line.most_ranks,
         )
-        _log.info(
-            "Launching %d jobs, %s, OMP_NUM_THREADS=%s",
-            len(job_overrides),
-            self._line.summary,
-            self._base["OMP_NUM_THREADS"],
-        )
+        _log.info("Launching %s, OMP_NUM_THREADS=%s", self._line.summary, self._base["OMP_NUM_THREADS"])
 
     def run(self) -> list[JobResult]:
         """Run all jobs and return one result a job, in order.
@@ -81,12 +93,13 @@ class Batch:
             SystemExit: after SIGTERM or SIGHUP, likewise, unless a handler that was there before decides otherwise.
         """
         signals = (*_signals.STOP_SIGNALS, *_signals.FORWARDED_SIGNALS)
-        with _signals.recorded_signals(signals) as arrived, selectors.DefaultSelector() as selector:
+        with _signals.recorded_signals(signals, impatient=True) as arrived, selectors.DefaultSelector() as selector:
             self._hub = Hub(selector)
             selector.register(arrived.wakeup, selectors.EVENT_READ)
             try:
-                while self._line.waiting or self._hub.running:
+                while self._line.waiting or self._hub.running or self._again:
                     self._act_on(arrived.take())
+                    self._start_again()
                     started = self._start_next()
                     self._wait(ready=started or self._line.has_work)
                     self._look_at_running()
@@ -95,6 +108,8 @@ class Batch:
             finally:
                 self._hub.close()
                 self._sweep.gate.close()
+            # What came while the last job was looked at, or its spawner ended, counts as well.
+            self._act_on(arrived.take())
         if self._stopped_by is not None:
             self._leave(self._stopped_by)
         return [self._results[number] for number in self._overrides]
@@ -110,7 +125,12 @@ class Batch:
                 self._stop(number)
 
     def _stop(self, number: int) -> None:
-        again, self._stopped_by = self._stopped_by is not None, self._stopped_by or number
+        now = time.monotonic()
+        again = self._stopped_by is not None and (number == self._stopped_by or now - self._stopped_at > _ONE_ORDER_S)
+        if self._stopped_by is None:
+            self._stopped_by, self._stopped_at = number, now
+        elif not again:
+            return
         self._line.clear()
         if self._hub.running:
             how = "killing" if again else "stopping"
@@ -121,12 +141,10 @@ class Batch:
 
     def _leave(self, number: int) -> None:
         unfinished = len(self._overrides) - sum(result.completed for result in self._results.values())
-        _log.warning(
-            "Stopped by %s: %d of %d jobs did not complete",
-            signal.Signals(number).name,
-            unfinished,
-            len(self._overrides),
-        )
+        name = signal.Signals(number).name
+        _log.warning("Stopped by %s: %d of %d jobs did not complete", name, unfinished, len(self._overrides))
+        if self._results:
+            _log.info("\n%s", shown(results_table([self._results[number] for number in sorted(self._results)])))
         handler = signal.getsignal(number)
         if callable(handler):
             handler(number, None)
@@ -140,17 +158,34 @@ class Batch:
         if following is None:
             return False
         plan, devices = following
-        _log.info("\t#%d : %s", plan.number, override_line(plan.overrides))
-        self._start(plan, devices, Attempt())
+        _log.info("\t#%d : %s", plan.number, shown(override_line(plan.overrides)))
+        error = self._start(plan, devices, Attempt())
+        if error is not None:
+            self._line.job_ended(plan.number)
+            self._finish(plan.number, plan.config, plan.run_dir, None, _results.failed_before_start(error))
         return True
+
+    def _start_again(self) -> None:
+        """Start jobs once more whose devices have let go of the last start."""
+        for number, again in list(self._again.items()):
+            if self._stopped_by is None and not self._sweep.gate.ready(again.devices):
+                continue
+            del self._again[number]
+            error = None if self._stopped_by is not None else self._start(again.plan, again.devices, again.attempt)
+            if error is not None:
+                # What it failed of before says more than that.
+                _log.error("#%d : cannot be started again: %s", number, shown(str(error)))
+            if error is not None or self._stopped_by is not None:
+                self._end_for_good(again.plan, again.attempt, again.verdict)
 
     def _fail(self, number: int, error: Exception) -> None:
         self._finish(number, None, "", None, _results.failed_before_start(error))
 
-    def _start(self, plan: PlannedJob, devices: tuple[str, ...], attempt: Attempt) -> None:
+    def _start(self, plan: PlannedJob, devices: tuple[str, ...], attempt: Attempt) -> Exception | None:
+        """Start a job on its devices; return why it could not be."""
         port = None
         try:
-            self._refuse_shared_directory(plan)
+            self._hub.refuse_shared_directory(plan.run_dir)
             self._sweep.sources.check(self._sweep.settings.code_changed)
             port = reserve_port(self._sweep.settings.master_addr, self._sweep.settings.master_port)
             place = Place(devices, port)
@@ -159,11 +194,7 @@ class Batch:
         except (LauncherError, OSError) as error:
             if port is not None:
                 port.release()
-            self._line.job_ended(plan.number)
-            self._finish(
-                plan.number, plan.config, plan.run_dir, None, _results.failed_before_start(_readable(error, plan))
-            )
-            return
+            return start_error(error, plan)
         channel.send(spec)
         tees = make_tees(plan, paths, self._sweep.settings.tee_ranks, alone=self._at_once == 1)
         run_id = spec.environment["TORCHELASTIC_RUN_ID"]
@@ -171,15 +202,7 @@ class Batch:
         self._hub.add(job)
         if self._stopped_by is not None:
             job.stop("the sweep was stopped")
-
-    def _refuse_shared_directory(self, plan: PlannedJob) -> None:
-        directory = os.path.realpath(plan.run_dir)
-        for number, other in self._hub.running.items():
-            if os.path.realpath(other.plan.run_dir) == directory:
-                raise StartError(
-                    f"Its run directory {plan.run_dir} is in use by job {number}, which still runs. Give each job one "
-                    "of its own (hydra.sweep.subdir), or run one at a time (hydra.launcher.max_parallel_jobs=1)."
-                )
+        return None
 
     # Watching
 
@@ -187,43 +210,27 @@ class Batch:
         """Wait for something to happen, if nothing can be done now."""
         timeout = 0.0
         if not ready and self._looks_are_due():
-            timeout = _LOOK_INTERVAL_S
-        elif not ready and self._line.blocked:
+            timeout = LOOK_INTERVAL_S
+        elif not ready and (self._line.blocked or self._again):
             timeout = _ASK_INTERVAL_S
         elif not ready and self._hub.running:
             timeout = _INSIST_INTERVAL_S
-        if self._log_waits:
-            timeout = 0.0 if self._terminal.drain() else _LOOK_INTERVAL_S
-        self._hub.wait(timeout)
+        self._hub.wait(self._view.due_s(timeout))
 
     def _looks_are_due(self) -> bool:
         comparing = self._sweep.settings.check_config is not None
         return any(job.tees or (comparing and not job.compared) for job in self._hub.running.values())
 
     def _look_at_running(self) -> None:
-        self._log_waits = False
+        self._view.begin_round()
         for job in list(self._hub.running.values()):
             over = job.over
-            shown = self._show_logs(job, last=over)
-            self._log_waits |= not shown
+            all_shown = self._view.show(job.tees, last=over)
             self._compare_configs(job)
-            job.insist(time.monotonic())
-            if over and (shown or self._stopped_by is not None):
+            if not over:
+                job.insist(time.monotonic())
+            if over and (all_shown or self._stopped_by is not None):
                 self._end(job)
-
-    def _show_logs(self, job: RunningJob, *, last: bool) -> bool:
-        """Show what is new in a job's logs, a bounded amount at a time; return whether all is shown."""
-        for tee in job.tees:
-            for _ in range(_SHOWN_PIECES):
-                if not self._terminal.drain():
-                    return False
-                text = tee.read(last=last)
-                if not text:
-                    break
-                self._terminal.show(text)
-            else:
-                return False
-        return self._terminal.drain()
 
     def _compare_configs(self, job: RunningJob) -> None:
         rule = self._sweep.settings.check_config
@@ -235,14 +242,18 @@ class Batch:
 
     def _wait_for_devices(self, arrived: _signals.RecordedSignals) -> None:
         """Leave no device to others that still holds what a job of ours left on it."""
+        if not self._sweep.gate.settled:
+            _log.info("Waiting until the processes of the last jobs are off their devices")
         while not self._sweep.gate.settled and not self._stopped_by:
-            self._hub.wait(_LOOK_INTERVAL_S)
+            self._hub.wait(LOOK_INTERVAL_S)
             self._act_on(arrived.take())
 
     # Ending
 
     def _end(self, job: RunningJob) -> None:
-        job.end_leftovers()
+        left = job.end_leftovers()
+        if left:
+            _log.warning("#%d : process %s cannot be ended", job.plan.number, " ".join(map(str, left)))
         self._hub.remove(job)
         self._compare_configs(job)
         verdict = self._verdict(job)
@@ -252,17 +263,23 @@ class Batch:
             verdict = _results.failed_before_start(JobFailedError(f"{job.difference} (check_config=error)"))
             again = None
         if again is not None:
-            _log.error("#%d : %s: %s\n%s", job.plan.number, again.why, override_line(job.plan.overrides), verdict.block)
-            self._start(job.plan, job.place.devices, again)
-            return
-        self._line.job_ended(job.plan.number)
-        seconds = time.monotonic() - job.began
-        self._finish(job.plan.number, job.plan.config, job.plan.run_dir, seconds, verdict)
+            line = shown(override_line(job.plan.overrides))
+            _log.error("#%d : %s: %s\n%s", job.plan.number, again.why, line, shown(verdict.block))
+            self._line.pause(job.plan.number)
+            if not self._sweep.gate.ready(job.place.devices):
+                _log.info("#%d : waits until its devices are free for its next start", job.plan.number)
+            self._again[job.plan.number] = _Again(job.plan, job.place.devices, again, verdict)
+        else:
+            self._end_for_good(job.plan, job.attempt, verdict)
+
+    def _end_for_good(self, plan: PlannedJob, attempt: Attempt, verdict: Verdict) -> None:
+        self._line.job_ended(plan.number)
+        self._finish(plan.number, plan.config, plan.run_dir, time.monotonic() - attempt.since, verdict)
 
     def _verdict(self, job: RunningJob) -> Verdict:
         try:
             return job.verdict()
-        except Exception as error:  # noqa: BLE001  (a value or exception of the user's may raise wherever it is touched)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (what is the user's may raise wherever it is touched)
             why = f"what its ranks stored cannot be used: {type(error).__name__}: {error}"
             return _results.failed_before_start(JobFailedError(f"{why}\nThe logs are in {job.paths.folder}."))
 
@@ -273,17 +290,12 @@ class Batch:
         job_return: JobReturn = _results.make_job_return(overrides, config, run_dir, self._sweep.task_name, verdict)
         self._results[number] = JobResult(number, job_return, verdict.completed, verdict.cause, seconds)
         for line in verdict.warnings:
-            _log.warning("#%d : %s", number, line)
+            _log.warning("#%d : %s", number, shown(line))
         if not verdict.completed:
             _log.error(
-                "#%d : FAILED after %s: %s\n%s", number, duration(seconds), override_line(overrides), verdict.block
+                "#%d : FAILED after %s: %s\n%s",
+                number,
+                duration(seconds),
+                shown(override_line(overrides)),
+                shown(verdict.block),
             )
-
-
-def _readable(error: Exception, plan: PlannedJob) -> Exception:
-    if not isinstance(error, OSError):
-        return error
-    why = error.strerror or str(error)
-    if error.filename is None:
-        return StartError(f"The job could not be started: {why}.")
-    return StartError(f"The run directory {plan.run_dir} cannot be used: {why}: {error.filename}")

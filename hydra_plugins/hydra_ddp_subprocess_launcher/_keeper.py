@@ -22,8 +22,10 @@ from ._specs import GroupReport, GroupSpec
 # Seconds between two looks at the outcome files, and between two rounds of SIGKILL.
 _LOOK_INTERVAL_S = 0.5
 _KILL_INTERVAL_S = 0.01
-# Seconds of SIGKILL after which what is left is given up: another user's process, or one that waits for a dead disk.
-_GIVE_UP_S = 60.0
+# Seconds of SIGKILL after which what is left is named, and given up: another user's process, or one that waits for a
+# dead disk.
+_NAME_LEFT_S = 5.0
+GIVE_UP_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -61,18 +63,21 @@ class Forward:
     signal: int
 
 
-def keep_job(sock: socket.socket, launcher: int) -> None:
+def keep_job(sock: socket.socket, launcher: int, held: Sequence[int] = ()) -> None:
     """Run one job from the spec that arrives on `sock` until no process of it is left, then report.
 
     Args:
         sock: This keeper's end of the socketpair to the launcher.
         launcher: Pid of the launching process.
+        held: Descriptors that the ranks inherit, such as locks on their devices.
     """
     _signals.reset_signals()
     _process.become_subreaper()
     _process.name_process("ddp-keeper")
     channel = Channel(sock)
-    with _signals.recorded_signals([signal.SIGCHLD]) as arrived, selectors.DefaultSelector() as selector:
+    # Those to stop may be for all processes of an allocation; the others only the launcher forwards.
+    heard = (signal.SIGCHLD, *_signals.STOP_SIGNALS, *_signals.FORWARDED_SIGNALS)
+    with _signals.recorded_signals(heard) as arrived, selectors.DefaultSelector() as selector:
         selector.register(channel, selectors.EVENT_READ, "launcher")
         selector.register(arrived.wakeup, selectors.EVENT_READ, "signals")
         watch = _process.parent_watch(launcher)
@@ -80,7 +85,7 @@ def keep_job(sock: socket.socket, launcher: int) -> None:
             selector.register(watch, selectors.EVENT_READ, "launcher ended")
         messages = _receive_spec(channel, selector)
         if messages:
-            report = _Group(messages, channel, selector, arrived).run()
+            report = _Group(messages, channel, selector, arrived, held).run()
             os.set_blocking(sock.fileno(), True)
             channel.send(report)
 
@@ -106,6 +111,7 @@ class _Group:
         channel: Channel,
         selector: selectors.BaseSelector,
         arrived: _signals.RecordedSignals,
+        held: Sequence[int],
     ) -> None:
         spec, *self._orders = messages
         assert isinstance(spec, GroupSpec)
@@ -113,6 +119,7 @@ class _Group:
         self._channel = channel
         self._selector = selector
         self._arrived = arrived
+        self._held = held
         self._rules = GroupRules(spec.nproc, spec.limits, time.monotonic())
         self._rank_of: dict[int, int] = {}
         self._began_at = time.time()
@@ -122,25 +129,30 @@ class _Group:
         self._start_ranks()
         self._obey(self._orders)
         action = Action.WAIT
-        give_up_at = math.inf
-        while (self._rules.running or _process.has_children()) and time.monotonic() < give_up_at:
+        killing_since = math.inf
+        named = False
+        while (self._rules.running or _process.has_children()) and time.monotonic() < killing_since + GIVE_UP_S:
             self._wait(action)
             self._reap()
             self._look_for_outcomes()
             action = self._rules.decide(time.monotonic())
-            if action is Action.KILL and give_up_at == math.inf:
-                give_up_at = time.monotonic() + _GIVE_UP_S
+            if action is Action.KILL:
+                killing_since = min(killing_since, time.monotonic())
             self._act(action)
             for line in self._rules.notes(time.monotonic()):
                 self._tell(Note(line))
+            if time.monotonic() > killing_since + _NAME_LEFT_S and not named:
+                named = True
+                self._tell(Note(f"process {_left()} does not end although it was killed"))
         if _process.has_children():
-            left = " ".join(map(str, _process.descendants(_process.own_children())))
-            self._tell(Note(f"cannot be ended, and may hold its devices: process {left}"))
+            self._tell(Note(f"process {_left()} cannot be ended, and may hold its devices"))
         return replace(self._rules.report(), began_at=self._began_at)
 
     def _act(self, action: Action) -> None:
         if action is Action.DUMP:
-            _signals.dump_stacks(self._running_pids())
+            pids = _process.topmost(self._running_pids(), _shows_stacks)
+            _signals.send_signal(pids, _signals.STACKS_SIGNAL or 0)
+            _signals.send_signal(pids, signal.SIGCONT)
         elif action is Action.TERMINATE:
             failing = [pid for pid, rank in self._rank_of.items() if rank in self._rules.failing]
             everyone = _process.descendants([pid for pid in _process.own_children() if pid not in failing])
@@ -158,7 +170,7 @@ class _Group:
         spec = self._spec
         for rank, (own, log_file) in enumerate(zip(spec.rank_environments, spec.log_files, strict=True)):
             try:
-                process = _process.start_rank(spec.argv, spec.cwd, {**spec.environment, **own}, log_file)
+                process = _process.start_rank(spec.argv, spec.cwd, {**spec.environment, **own}, log_file, self._held)
             except OSError as error:
                 self._rules.start_failed(rank, f"{error.strerror}: {error.filename or spec.argv[0]}", time.monotonic())
                 break
@@ -184,7 +196,10 @@ class _Group:
         self._selector.modify(self._channel, self._interest(), "launcher") if not self._channel.lost else None
         events = {key.data for key, _ in self._selector.select(timeout)}
         if "signals" in events:
-            self._arrived.take()
+            for number in self._arrived.take():
+                if number in _signals.STOP_SIGNALS:
+                    self._look_for_outcomes()
+                    self._rules.signalled(signal.Signals(number).name, time.monotonic())
         if "launcher" in events:
             self._obey(self._channel.receive())
             self._channel.flush()
@@ -205,6 +220,7 @@ class _Group:
     def _obey(self, messages: Sequence[object]) -> None:
         for message in messages:
             if isinstance(message, Stop):
+                self._look_for_outcomes()
                 self._rules.stop_ordered(time.monotonic(), at_once=message.at_once, detail=message.detail)
             elif isinstance(message, Forward):
                 _signals.send_signal(self._running_pids(), message.signal)
@@ -219,8 +235,17 @@ class _Group:
 
     def _look_for_outcomes(self) -> None:
         for rank in sorted(self._unstored):
-            if os.path.exists(self._spec.error_files[rank]):
+            failed = os.path.exists(self._spec.failure_files[rank])
+            if failed:
                 self._rules.failure_stored(rank, time.monotonic())
-            if os.path.exists(self._spec.outcome_files[rank]):
+            if failed or os.path.exists(self._spec.outcome_files[rank]):
                 self._unstored.discard(rank)
                 self._rules.outcome_stored(rank, time.monotonic())
+
+
+def _shows_stacks(pid: int) -> bool:
+    return _signals.STACKS_SIGNAL is not None and _signals.handles(pid, _signals.STACKS_SIGNAL)
+
+
+def _left() -> str:
+    return " ".join(map(str, _process.descendants(_process.own_children())))

@@ -69,23 +69,26 @@ class Line:
 
     @property
     def most_jobs(self) -> int:
-        """Most jobs that can run at a time, as far as their sizes are known."""
-        return self._sweep.pool.most_jobs(self._sizes[0] if self._sizes else 1)
+        """Most of these jobs that can run at a time, as far as their sizes are known."""
+        return min(len(self._overrides), self._sweep.pool.most_jobs(self._sizes[0] if self._sizes else 1))
 
     @property
     def most_ranks(self) -> int:
         """Most ranks that can run at a time, as far as the jobs' sizes are known."""
         pool = self._sweep.pool
-        by_jobs = [pool.most_jobs(nproc) * nproc for nproc in self._sizes]
-        if len(set(self._sizes)) == 1 or not pool.devices:
-            return max(by_jobs, default=1)
-        return len(pool.devices) * pool.jobs_per_device
+        unknown = len(self._overrides) - len(self._sizes)
+        sizes = self._sizes + [max(1, *self._sizes, len(pool.devices))] * unknown
+        # The largest ones together, as far as there is room for them.
+        together = sum(sorted(sizes)[-int(min(len(sizes), pool.limit)) :])
+        return max(1, min(together, len(pool.devices) * pool.jobs_per_device) if pool.devices else together)
 
     @property
     def summary(self) -> str:
-        """Say how many jobs run at a time, with how many ranks, on which devices."""
-        ranks = "-".join(map(str, dict.fromkeys([*self._sizes[:1], *self._sizes[-1:]]))) or "?"
-        said = f"{self.most_jobs} at a time, {ranks} ranks each"
+        """Say how many jobs there are, how many run at a time, with how many ranks, on which devices."""
+        count = len(self._overrides)
+        ranks = "-".join(map(str, dict.fromkeys([*self._sizes[:1], *self._sizes[-1:]])))
+        each = f"{ranks} rank{'s' * (ranks != '1')} each" if ranks else "ranks as each job asks"
+        said = f"{count} job{'s' * (count != 1)}, {self.most_jobs} at a time, {each}"
         pool = self._sweep.pool
         if not pool.devices:
             return said
@@ -194,5 +197,10 @@ class Line:
 
     def job_ended(self, number: int) -> None:
         """Take a job that was started off its devices."""
-        self._sweep.gate.job_ended(self._schedule.end(number))
+        self.pause(number)
+        self._schedule.end(number)
         self._sweep.gate.keep_only(self._schedule.devices_in_use)
+
+    def pause(self, number: int) -> None:
+        """Take note that one start of a job has ended, and that another one may follow on the same devices."""
+        self._sweep.gate.job_ended(self._schedule.alone_on(number))

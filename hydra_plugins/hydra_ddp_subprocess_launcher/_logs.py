@@ -5,8 +5,13 @@ from __future__ import annotations
 import codecs
 import os
 import select
+from collections.abc import Sequence
 from typing import TextIO
 
+# Seconds between two looks at logs that are shown.
+LOOK_INTERVAL_S = 0.1
+# Pieces of one log to show before all else is looked at.
+_SHOWN_PIECES = 16
 _TAIL_BYTES = 16 * 1024
 _READ_BYTES = 64 * 1024
 # Characters: a pipe that takes anything takes 4096 bytes, and a character has at most four.
@@ -121,3 +126,49 @@ class Terminal:
         """Return the text with a question mark for what the terminal's encoding lacks."""
         encoding = getattr(self._out, "encoding", None) or "utf-8"
         return text.encode(encoding, "replace").decode(encoding)
+
+
+class LogView:
+    """Show what arrives in the logs of many ranks, a bounded amount at a time.
+
+    Args:
+        out: Standard output; None: it is closed.
+    """
+
+    def __init__(self, out: TextIO | None) -> None:
+        self._terminal = Terminal(out)
+        self._waits = False
+
+    def begin_round(self) -> None:
+        """Begin to look at all logs once."""
+        self._waits = False
+
+    def show(self, tees: Sequence[LogTee], *, last: bool) -> bool:
+        """Show what is new; return whether that was all.
+
+        Args:
+            tees: One a log.
+            last: Nothing more will come.
+        """
+        shown = self._show_pieces(tees, last=last)
+        self._waits |= not shown
+        return shown
+
+    def _show_pieces(self, tees: Sequence[LogTee], *, last: bool) -> bool:
+        for tee in tees:
+            for _ in range(_SHOWN_PIECES):
+                if not self._terminal.drain():
+                    return False
+                text = tee.read(last=last)
+                if not text:
+                    break
+                self._terminal.show(text)
+            else:
+                return False
+        return self._terminal.drain()
+
+    def due_s(self, otherwise: float) -> float:
+        """Return in how many seconds to look again; `otherwise` if nothing is left from this round."""
+        if not self._waits:
+            return otherwise
+        return 0.0 if self._terminal.drain() else LOOK_INTERVAL_S

@@ -16,9 +16,9 @@ from ._specs import Outcome
 
 def after_exit(stop: SystemExit) -> tuple[Outcome, int]:
     """Read `sys.exit(…)` as Python does: None and 0 are good, a number is the code, anything else is a message."""
-    if stop.code is None or stop.code == 0:
+    if stop.code is None or (isinstance(stop.code, int) and stop.code == 0):
         return Outcome(completed=True, note="the job called sys.exit(0): its value is None"), 0
-    code = stop.code if isinstance(stop.code, int) else 1
+    code = int(stop.code) if isinstance(stop.code, int) else 1
     text = "".join(traceback.format_exception(_without_hydra_frames(stop)))
     summary = f"SystemExit: exit code {code}" if isinstance(stop.code, int) else f"SystemExit: {stop.code}"
     return Outcome(completed=False, summary=summary, traceback=text, failed_at=time.time()), code & 0xFF or 1
@@ -32,8 +32,10 @@ def outcome_of(job_return: JobReturn, main: Mapping[str, Any] | None, *, with_va
         return Outcome(completed=True), 0
     value = job_return.return_value
     try:
-        return Outcome(completed=True, value=_pickling.dumps(portable(value), main)), 0
-    except Exception as error:  # noqa: BLE001  (a pickle can fail with anything)
+        # A value that contains itself has no end to look for tensors, but a pickle.
+        movable = _attempt(lambda: portable(value))
+        return Outcome(completed=True, value=_pickling.dumps(value if movable is None else movable, main)), 0
+    except (Exception, SystemExit) as error:  # noqa: BLE001  (a pickle can fail with anything)
         lost = f"a {type(value).__name__} that cannot be pickled ({type(error).__name__}: {error})"
         return Outcome(completed=True, lost=lost), 0
 
@@ -73,7 +75,7 @@ def _rebuildable(error: BaseException, main: Mapping[str, Any] | None) -> bytes 
 def _attempt(make: Callable[[], Any]) -> Any:
     try:
         return make()
-    except Exception:  # noqa: BLE001  (a user's __str__ or __reduce__ may raise anything)
+    except (Exception, SystemExit):  # noqa: BLE001  (a user's __str__ or __reduce__ may raise anything)
         return None
 
 

@@ -6,15 +6,16 @@ import json
 import logging
 import os
 import re
+import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from omegaconf import DictConfig, OmegaConf
 
 from . import _environment, _files, _freeze, _pickling
 from ._entry import FunctionEntry, ProgramEntry, function_body, rank_command
-from ._errors import FreezeError
+from ._errors import FreezeError, StartError
 from ._port import ReservedPort
 from ._settings import read_nproc
 from ._setup import Sweep
@@ -34,6 +35,7 @@ class Attempt:
         port_clash: Whether one of them followed a port that was taken.
         unanswered: Those of them that no spawner took up.
         why: Why this start follows another; empty for the first.
+        since: The first start, monotonic seconds.
     """
 
     number: int = 0
@@ -41,6 +43,7 @@ class Attempt:
     port_clash: bool = False
     unanswered: int = 0
     why: str = ""
+    since: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True)
@@ -202,7 +205,7 @@ def write_job(
         rank_environments=_environment.rank_environments(group),
         log_files=tuple(paths.log(rank) for rank in ranks),
         outcome_files=tuple(paths.outcome(rank) for rank in ranks),
-        error_files=tuple(paths.error(rank) for rank in ranks),
+        failure_files=tuple(paths.failure(rank) for rank in ranks),
         limits=sweep.settings.limits,
     )
     _files.write_text(paths.facts, json.dumps(_facts(job, spec, os.environ), indent=2) + "\n")
@@ -227,3 +230,13 @@ def _facts(job: PlannedJob, spec: GroupSpec, ours: Mapping[str, str]) -> dict[st
         "environment_removed": sorted(name for name in ours if name not in spec.environment),
         "rank_environments": [shown(own) for own in spec.rank_environments],
     }
+
+
+def start_error(error: Exception, job: PlannedJob) -> Exception:
+    """Return an error that says where a job could not be started, and why."""
+    if not isinstance(error, OSError):
+        return error
+    why = error.strerror or str(error)
+    if error.filename is None:
+        return StartError(f"The job could not be started in its run directory {job.run_dir}: {why}.")
+    return StartError(f"The run directory {job.run_dir} cannot be used: {why}: {error.filename}")

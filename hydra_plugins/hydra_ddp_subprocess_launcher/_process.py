@@ -63,8 +63,17 @@ def thread_count() -> int:
         return 1
 
 
-def start_rank(argv: Sequence[str], cwd: str, environment: Mapping[str, str], log_file: str) -> subprocess.Popen[bytes]:
+def start_rank(
+    argv: Sequence[str], cwd: str, environment: Mapping[str, str], log_file: str, held: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
     """Start one rank: own session, no stdin, output to its log, SIGKILL when this process dies.
+
+    Args:
+        argv: Command.
+        cwd: Directory.
+        environment: All its variables.
+        log_file: Is appended to.
+        held: Descriptors that it inherits.
 
     Raises:
         OSError: when the log cannot be opened, or the command or `cwd` cannot be used.
@@ -79,6 +88,7 @@ def start_rank(argv: Sequence[str], cwd: str, environment: Mapping[str, str], lo
             stdout=log,
             stderr=log,
             start_new_session=True,
+            pass_fds=tuple(held),
             preexec_fn=lambda: signal_at_parents_end(parent, signal.SIGKILL),  # noqa: PLW1509  (a keeper has one thread)
         )
 
@@ -121,6 +131,19 @@ def descendants(roots: Sequence[int]) -> list[int]:
     return found
 
 
+def topmost(roots: Sequence[int], wanted: Callable[[int], bool]) -> list[int]:
+    """Return the processes at or below `roots` that are wanted and have none above them that is."""
+    children = _child_lookup()
+    found, queue = [], list(roots)
+    while queue:
+        pid = queue.pop(0)
+        if wanted(pid):
+            found.append(pid)
+        else:
+            queue.extend(children(pid))
+    return found
+
+
 def _child_lookup() -> Callable[[int], list[int]]:
     # A kernel may be built without these files; then every process is looked at.
     if os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
@@ -148,15 +171,19 @@ def own_children() -> list[int]:
     return _child_lookup()(os.getpid())
 
 
-def kill_marked(name: str, value: str) -> None:
-    """Send SIGKILL to every process of ours that has this variable in its environment, until there is none.
+def kill_marked(name: str, value: str, within_s: float) -> list[int]:
+    """Send SIGKILL to every process of ours that has this variable in its environment, and return what is left.
 
     The last resort: a process may have emptied its environment.
     """
     needle = os.fsencode(f"{name}={value}")
+    deadline = time.monotonic() + within_s
     while found := [pid for pid in _all_pids() if needle in _environment_of(pid)]:
+        if time.monotonic() > deadline:
+            break
         send_signal(found, signal.SIGKILL)
         time.sleep(0.01)
+    return found
 
 
 def _all_pids() -> list[int]:

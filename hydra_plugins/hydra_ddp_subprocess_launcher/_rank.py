@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -103,19 +104,37 @@ class _Rank:
             hydra_context: The program's; None: as `task_function`.
             main: Namespace of the program's `__main__`; None: there is no program.
         """
-        _signals.write_stacks_on_signal()
+        _signals.write_stacks_on_signal(self._paths.log(self._rank))
         try:
             outcome, code = self._run_job(task_function, hydra_context, main)
         except BaseException as error:  # noqa: BLE001  (whatever ends this rank is what the user must see)
             outcome, code = _outcome.failure(error, main), 1
         # The log first, as it may be all that can still be written; a program may have closed it.
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+        with contextlib.suppress(Exception):
             sys.stderr.write(outcome.traceback)
             sys.stderr.flush()
         if outcome.traceback:
-            self._write_error_file(outcome)
-        _files.write_outcome(self._paths, self._rank, replace(outcome, run_id=os.environ["TORCHELASTIC_RUN_ID"]))
+            with contextlib.suppress(OSError):
+                self._write_error_file(outcome)
+        self._store(outcome)
         raise SystemExit(code)
+
+    def _store(self, outcome: Outcome) -> None:
+        """Store the outcome; where there is no room for it, that there is none.
+
+        Raises:
+            SystemExit: when it could not be stored.
+        """
+        run_id = os.environ["TORCHELASTIC_RUN_ID"]
+        try:
+            _files.write_outcome(self._paths, self._rank, replace(outcome, run_id=run_id))
+        except OSError as error:
+            why = f"its outcome cannot be stored: {error.strerror}: {self._paths.folder}"
+            lost = Outcome(completed=False, summary=why, failed_at=time.time(), run_id=run_id)
+            with contextlib.suppress(OSError):
+                _files.write_outcome(self._paths, self._rank, lost)
+            # Into the log, where there may be room for a line.
+            raise SystemExit(f"rank {self._rank}: {why}") from None
 
     def _run_job(
         self,

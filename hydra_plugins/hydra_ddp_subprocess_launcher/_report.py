@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,6 +36,12 @@ class JobResult:
 def override_line(overrides: Sequence[str]) -> str:
     """Return the overrides of a job as the basic launcher shows them."""
     return " ".join(filter_overrides(overrides))
+
+
+def shown(text: str) -> str:
+    """Return a text in a form that standard output can take: escapes for what its encoding lacks."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def duration(seconds: float | None) -> str:

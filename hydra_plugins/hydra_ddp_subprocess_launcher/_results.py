@@ -72,7 +72,8 @@ def judge(report: GroupReport, nproc: int, paths: JobPaths, run_id: str) -> Verd
         run_id: Name of the start of the job.
     """
     outcomes = [read_outcome(paths, rank, run_id) for rank in range(nproc)]
-    if all(outcome is not None and outcome.completed for outcome in outcomes):
+    good = all(outcome is not None and outcome.completed for outcome in outcomes)
+    if good and (report.finished or report.reason is None):
         return _completed(report, outcomes[0])
     return _failed(report, outcomes, paths)
 
@@ -94,7 +95,7 @@ def _completed(report: GroupReport, outcome: Outcome | None) -> Verdict:
     if outcome.value is not None:
         try:
             value = _pickling.loads(outcome.value)
-        except Exception as error:  # noqa: BLE001  (a pickle can fail with anything)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (a pickle can fail with anything, such as a module's exit)
             value = LostValue(f"cannot be loaded in the launching process ({type(error).__name__}: {error})")
             warnings.append(f"the job's value {value.reason}")
     elif outcome.lost:
@@ -116,7 +117,7 @@ def _failed(report: GroupReport, outcomes: Sequence[Outcome | None], paths: JobP
         lines += ["", f"Last lines of rank {rank}:", *(f"  {line}" for line in tail), ""]
     broken = unusable_folder(paths) if rank is not None and outcomes[rank] is None else None
     if broken is not None:
-        advice = f"The run directory cannot be written any more: {broken}."
+        advice = f"The run directory {paths.run_dir} cannot be used any more: {broken}."
     if failure is not None and len(outcomes) > 1 and lost_a_peer(failure):
         advice = LOST_PEER_ADVICE
     if advice:
@@ -149,7 +150,7 @@ def _rebuilt_exception(outcome: Outcome | None) -> Exception | None:
         return None
     try:
         error = _pickling.loads(outcome.exception)
-    except Exception:  # noqa: BLE001  (then the text has to do)
+    except (Exception, SystemExit):  # noqa: BLE001  (then the text has to do)
         return None
     return error if isinstance(error, Exception) else None
 
@@ -184,8 +185,15 @@ def make_job_return(
         with read_write(config), open_dict(config):
             del config["hydra"]
         job_return.cfg = config
-        job_return.working_dir = run_dir if _changes_directory(hydra_cfg) else os.getcwd()
+        job_return.working_dir = run_dir if _changes_directory(hydra_cfg) else _working_dir(hydra_cfg)
     return job_return
+
+
+def _working_dir(hydra_cfg: DictConfig) -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return str(hydra_cfg.hydra.runtime.cwd)  # Somebody deleted it.
 
 
 def _changes_directory(hydra_cfg: DictConfig) -> bool:

@@ -48,6 +48,7 @@ class GroupRules:
         self._exits: list[RankExit] = []
         self._stored: set[int] = set()
         self._all_stored_at: float | None = None
+        self._finished = False
         self._first_good_exit: float | None = None
         self._reason: StopReason | None = None
         self._cause: int | None = None
@@ -103,6 +104,15 @@ class GroupRules:
         """Obey the launcher: SIGTERM and the grace period, or SIGKILL at once."""
         self._stop(StopReason.ORDERED, now, 0.0 if at_once else self._limits.grace_period_s, detail)
 
+    def signalled(self, detail: str, now: float) -> None:
+        """Obey a signal that was sent to the keeper: to it alone, or to every process of an allocation.
+
+        The ranks may have it already and be on their way; for a second SIGTERM they are given half of the grace period.
+        """
+        if self._kill_at is None:
+            self._term_at = now + self._limits.grace_period_s / 2
+        self._stop(StopReason.SIGNALLED, now, self._limits.grace_period_s, detail)
+
     def launcher_lost(self, now: float) -> None:
         """Take note that nobody waits for this job any more."""
         self._stop(StopReason.LAUNCHER_LOST, now, min(LAUNCHER_LOST_GRACE_S, self._limits.grace_period_s))
@@ -111,6 +121,8 @@ class GroupRules:
         # The first reason stays; a later one can only bring the SIGKILL nearer.
         if self._kill_at is None:
             self._reason, self._detail, self._kill_at = reason, detail, now + grace_s
+            # What a rank stores from now on, it may have cut short for our SIGTERM.
+            self._finished = self._all_stored_at is not None
         else:
             self._kill_at = min(self._kill_at, now + grace_s)
 
@@ -120,10 +132,9 @@ class GroupRules:
         if not self.running and self._kill_at is None:
             # What the ranks left behind gets the same treatment as a group that is ended.
             self._kill_at = now + self._limits.grace_period_s
+            self._finished = self._all_stored_at is not None
         if self._kill_at is None:
             return Action.WAIT
-        if now >= self._kill_at:
-            return Action.KILL
         if self._reason in _HANGS and not self._dumped:
             self._dumped = True
             # A failed rank is not sent SIGTERM, so the others need not wait for its stacks.
@@ -131,6 +142,8 @@ class GroupRules:
             self._term_at = now + wait_s
             self._kill_at += wait_s
             return Action.DUMP
+        if now >= self._kill_at:
+            return Action.KILL
         if not self._termed and (self._term_at is None or now >= self._term_at):
             self._termed = True
             return Action.TERMINATE
@@ -196,4 +209,4 @@ class GroupRules:
 
     def report(self) -> GroupReport:
         """Return the last word, for when no process is left."""
-        return GroupReport(tuple(self._exits), self._reason, self._cause, self._detail)
+        return GroupReport(tuple(self._exits), self._reason, self._cause, self._detail, finished=self._finished)

@@ -97,7 +97,9 @@ class RunningJob:
         if self.keeper is not None:
             # A keeper that somebody stopped could not obey.
             self.keeper.send(signal.SIGCONT)
-        end_by = time.monotonic() + _ANSWER_S + (0.0 if at_once else self.limits.grace_period_s)
+        # After the second order nobody shall wait for what cannot be killed.
+        patience_s = 0.0 if at_once else self.limits.grace_period_s + _keeper.GIVE_UP_S
+        end_by = time.monotonic() + _ANSWER_S + patience_s
         self.end_by = end_by if self.end_by is None else min(self.end_by, end_by)
 
     def insist(self, now: float) -> None:
@@ -113,7 +115,8 @@ class RunningJob:
         else:
             self._wake_keeper(self.keeper, now)
             limit = self.limits.timeout_s
-            due = [] if limit is None else [self.began + limit + self.limits.grace_period_s + 2 * _ANSWER_S]
+            patience_s = self.limits.grace_period_s + _keeper.GIVE_UP_S + _ANSWER_S
+            due = [] if limit is None else [self.began + limit + patience_s]
             if self.end_by is not None:
                 due.append(self.end_by)
             if due and now > min(due):
@@ -138,10 +141,11 @@ class RunningJob:
         elif waited_s > _ANSWER_S:
             self.link.wake()
 
-    def end_leftovers(self) -> None:
-        """End what a lost keeper left behind where the spawner was lost, too: found by its environment."""
-        if self.report is None:
-            _process.kill_marked("TORCHELASTIC_RUN_ID", self.run_id)
+    def end_leftovers(self) -> list[int]:
+        """End what a lost keeper left behind where the spawner was lost, too, and return what cannot be ended."""
+        if self.report is not None:
+            return []
+        return _process.kill_marked("TORCHELASTIC_RUN_ID", self.run_id, _ANSWER_S)
 
     def compare_configs(self) -> bool:
         """Compare what the ranks resolved, once, as soon as every rank has written it; return whether it differs."""
@@ -176,8 +180,8 @@ class RunningJob:
             return None
         last = self.attempt
         following = replace(last, number=last.number + 1)
-        if self.keeper is None and last.unanswered < _MOST_UNANSWERED:
-            return replace(following, unanswered=last.unanswered + 1, why="no spawner took it up, starting another")
+        if self.keeper is None and self.report is None and last.unanswered < _MOST_UNANSWERED:
+            return replace(following, unanswered=last.unanswered + 1, why="lost before it had begun, starting again")
         if settings.master_port is None and not last.port_clash and self.met_port_clash():
             why = f"port {self.place.port.number} was taken, starting again on another"
             return replace(following, port_clash=True, why=why)

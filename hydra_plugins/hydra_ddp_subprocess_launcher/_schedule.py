@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ._errors import OptionError
@@ -64,11 +64,13 @@ class Turn:
         job: Number of the job.
         nproc: Its number of ranks.
         devices: Ids of its devices, in the pool's order; empty: without devices.
+        overtakes: Jobs before it in line that lack devices which jobs of this line have.
     """
 
     job: int
     nproc: int
     devices: tuple[str, ...]
+    overtakes: tuple[int, ...] = ()
 
 
 @dataclass
@@ -133,40 +135,47 @@ class Schedule:
         """
         if len(self.running) >= self.pool.limit:
             return None
+        free = self._free_devices()
         too_many = math.inf
+        overtakes: list[int] = []
         for place, (job, waiting) in enumerate(self._line.items()):
             if waiting.nproc is None and place == 0:
                 return None
             if waiting.nproc is not None and waiting.nproc < too_many:
-                devices = self._take(waiting.nproc, obtain)
+                devices = self._take(waiting.nproc, free, obtain)
                 if devices is not None:
-                    return Turn(job, waiting.nproc, devices)
+                    return Turn(job, waiting.nproc, devices, tuple(overtakes))
                 too_many = waiting.nproc
-            if waiting.overtaken >= MOST_OVERTAKEN:
-                return None
+            # Where others have the devices that it lacks, to keep ours idle would not help it.
+            if waiting.nproc is None or len(free) < waiting.nproc or not self.pool.devices:
+                if waiting.overtaken >= MOST_OVERTAKEN:
+                    return None
+                overtakes.append(job)
         return None
 
     def start(self, turn: Turn) -> None:
         """Put the job whose turn it is on its devices."""
-        for job, waiting in self._line.items():
-            if job == turn.job:
-                break
-            waiting.overtaken += 1
+        for job in turn.overtakes:
+            self._line[job].overtaken += 1
         del self._line[turn.job]
         self.running[turn.job] = turn.devices
 
-    def _take(self, nproc: int, obtain: Callable[[str], bool]) -> tuple[str, ...] | None:
-        if not self.pool.devices:
-            return ()
+    def _free_devices(self) -> list[str]:
+        """Return the devices that have room for another job, those with the fewest jobs first."""
         jobs_on = dict.fromkeys(self.pool.devices, 0)
         for devices in self.running.values():
             for device in devices:
                 jobs_on[device] += 1
         free = [device for device in self.pool.devices if jobs_on[device] < self.pool.jobs_per_device]
+        return sorted(free, key=jobs_on.__getitem__)
+
+    def _take(self, nproc: int, free: Sequence[str], obtain: Callable[[str], bool]) -> tuple[str, ...] | None:
+        if not self.pool.devices:
+            return ()
         if len(free) < nproc:
             return None
         taken: list[str] = []
-        for device in sorted(free, key=jobs_on.__getitem__):
+        for device in free:
             if len(taken) < nproc and obtain(device):
                 taken.append(device)
         return self._in_order(taken) if len(taken) == nproc else None
@@ -175,7 +184,11 @@ class Schedule:
         chosen = set(devices)
         return tuple(device for device in self.pool.devices if device in chosen)
 
-    def end(self, job: int) -> list[str]:
-        """Take a running job off its devices, and return those that no other job has."""
-        devices = self.running.pop(job)
-        return [device for device in devices if device not in self.devices_in_use]
+    def alone_on(self, job: int) -> list[str]:
+        """Return the devices of a running job that no other job has."""
+        others = {device for other, devices in self.running.items() if other != job for device in devices}
+        return [device for device in self.running[job] if device not in others]
+
+    def end(self, job: int) -> None:
+        """Take a running job off its devices."""
+        del self.running[job]

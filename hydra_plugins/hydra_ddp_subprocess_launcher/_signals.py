@@ -9,13 +9,15 @@ import contextlib
 import faulthandler
 import os
 import signal
-import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 # On this signal a rank writes its Python stacks into its log: one that no library is known to use.
 STACKS_SIGNAL = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else None
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()))
+# Seconds after which an event loop that has not looked at a signal to stop is stuck.
+_STUCK_S = 1.0
 FORWARDED_SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
 
 
@@ -53,11 +55,16 @@ def describe_exit(code: int) -> str:
 class RecordedSignals:
     """Signals that arrived, in order, for an event loop to act on.
 
+    Args:
+        impatient: Let a signal to stop raise when an earlier one has waited for so long that the loop must be stuck.
+
     Attributes:
         wakeup: Descriptor that becomes readable when one arrives.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, impatient: bool) -> None:
+        self._impatient = impatient
+        self._waits_since: float | None = None
         self.wakeup, self._write = os.pipe()
         os.set_blocking(self.wakeup, False)
         os.set_blocking(self._write, False)
@@ -65,10 +72,14 @@ class RecordedSignals:
 
     def record(self, number: int, _frame: object) -> None:
         """Be the handler."""
-        again = number in STOP_SIGNALS and any(earlier in STOP_SIGNALS for earlier in self._arrived)
         self._arrived.append(number)
-        if again:
-            # The loop has not taken the first one: it is stuck, as in a write to a terminal that nobody reads.
+        if number not in STOP_SIGNALS or not self._impatient:
+            return
+        now = time.monotonic()
+        if self._waits_since is None:
+            self._waits_since = now
+        elif now - self._waits_since > _STUCK_S:
+            # As in a write to a terminal that nobody reads.
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     def take(self) -> list[int]:
@@ -77,6 +88,7 @@ class RecordedSignals:
             while os.read(self.wakeup, 512):
                 pass
         arrived, self._arrived = self._arrived, []
+        self._waits_since = None
         return arrived
 
     def close(self) -> None:
@@ -91,13 +103,17 @@ class RecordedSignals:
 
 
 @contextlib.contextmanager
-def recorded_signals(numbers: Sequence[int]) -> Iterator[RecordedSignals]:
+def recorded_signals(numbers: Sequence[int], *, impatient: bool = False) -> Iterator[RecordedSignals]:
     """Record the signals while the block runs, then put the earlier handlers back.
 
     Outside the main thread, where Python allows no handlers, nothing is recorded. A signal that is ignored stays
     ignored: `nohup` and a shell's `&` mean it.
+
+    Args:
+        numbers: The signals.
+        impatient: As of RecordedSignals.
     """
-    recorder = RecordedSignals()
+    recorder = RecordedSignals(impatient=impatient)
     earlier: dict[int, Callable[..., object] | int | None] = {}
     wakeup = None
     try:
@@ -119,19 +135,19 @@ def recorded_signals(numbers: Sequence[int]) -> Iterator[RecordedSignals]:
         recorder.close()
 
 
-def write_stacks_on_signal() -> None:
-    """Let this process answer STACKS_SIGNAL with the Python stacks of all its threads, on stderr."""
-    if STACKS_SIGNAL is not None and sys.__stderr__ is not None:
-        faulthandler.register(STACKS_SIGNAL, file=sys.__stderr__, all_threads=True)
+def write_stacks_on_signal(log_file: str) -> None:
+    """Let this process answer STACKS_SIGNAL with the Python stacks of all its threads, in its log.
+
+    Not on its stderr, which the program may have closed, detached or turned to somewhere else.
+    """
+    with contextlib.suppress(OSError):
+        log = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        if STACKS_SIGNAL is not None:
+            faulthandler.register(STACKS_SIGNAL, file=log, all_threads=True)
 
 
-def dump_stacks(pids: Sequence[int]) -> None:
-    """Send STACKS_SIGNAL to the processes that handle it; others it would end."""
-    if STACKS_SIGNAL is not None:
-        send_signal([pid for pid in pids if _handles(pid, STACKS_SIGNAL)], STACKS_SIGNAL)
-
-
-def _handles(pid: int, number: int) -> bool:
+def handles(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal; False where the system does not tell."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

@@ -13,12 +13,15 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import _process, _signals
+from ._channel import Channel
 from ._keeper import keep_job
+from ._specs import GroupReport, StopReason
 
 # `-I -S`: nothing of the user's (PYTHONPATH, site, cwd) is imported here, and it starts in a third of the time.
 _BOOTSTRAP = (
@@ -26,6 +29,9 @@ _BOOTSTRAP = (
 )
 # Seconds for a spawner without keepers to end.
 _END_S = 5.0
+# Seconds of SIGKILL after which what a lost keeper left is given up, and between two rounds.
+GIVE_UP_S = 4.0
+_KILL_INTERVAL_S = 0.01
 # Launcher to spawner: number of a job, with the descriptor of its keeper's socket. Back: that number, exit code.
 _JOB = struct.Struct("!q")
 _ENDED = struct.Struct("!qi")
@@ -140,21 +146,22 @@ def main(descriptor: int, launcher: int) -> None:
     sock = socket.socket(fileno=descriptor)
     sock.set_inheritable(False)
     keepers: dict[int, _Kept] = {}
-    heard = (signal.SIGCHLD, signal.SIGCONT)
+    dead: list[_Dead] = []
+    # A signal to stop that is for all processes of an allocation is the keepers' and the launcher's to obey.
+    heard = (signal.SIGCHLD, signal.SIGCONT, *_signals.STOP_SIGNALS, *_signals.FORWARDED_SIGNALS)
     with _signals.recorded_signals(heard) as arrived, selectors.DefaultSelector() as selector:
         selector.register(sock, selectors.EVENT_READ)
         selector.register(arrived.wakeup, selectors.EVENT_READ)
         connected = True
-        while connected or keepers:
-            for key, _ in selector.select():
+        while connected or keepers or dead:
+            for key, _ in selector.select(_KILL_INTERVAL_S if dead else None):
                 if key.fileobj is sock and not _accept_job(sock, keepers, launcher):
                     selector.unregister(sock)
                     connected = False
             if signal.SIGCONT in arrived.take() or not connected:
                 # One that somebody stopped could neither see that the launcher is gone nor tell it of its start.
                 _signals.send_signal(list(keepers), signal.SIGCONT)
-            _bury(sock, keepers)
-    _end_orphans({})
+            _bury(sock, keepers, dead)
 
 
 @dataclass(frozen=True)
@@ -170,6 +177,21 @@ class _Kept:
     held: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class _Dead:
+    """A job whose keeper has ended.
+
+    Attributes:
+        kept: The job.
+        code: Exit code of the keeper.
+        until: When what is left of it is given up, monotonic seconds.
+    """
+
+    kept: _Kept
+    code: int
+    until: float
+
+
 def _accept_job(sock: socket.socket, keepers: dict[int, _Kept], launcher: int) -> bool:
     """Fork a keeper for the job that waits on `sock`; return whether the launcher is still there."""
     try:
@@ -178,7 +200,12 @@ def _accept_job(sock: socket.socket, keepers: dict[int, _Kept], launcher: int) -
         return False
     if not data:
         return False
-    pid = os.fork()
+    (job,) = _JOB.unpack(data)
+    try:
+        pid = os.fork()
+    except OSError as error:
+        _decline(sock, job, descriptors, f"no process can be made for it: {error.strerror}")
+        return True
     if pid == 0:
         code = 1
         try:
@@ -187,15 +214,26 @@ def _accept_job(sock: socket.socket, keepers: dict[int, _Kept], launcher: int) -
             # What other jobs hold must be free when they are over, not when this one is.
             _close(held for other in keepers.values() for held in other.held)
             with socket.socket(fileno=descriptors[0]) as own:
-                keep_job(own, launcher)
+                keep_job(own, launcher, descriptors[1:])
             code = 0
         except BaseException:  # noqa: BLE001  (a child that returned would act as a second spawner)
             sys.excepthook(*sys.exc_info())
         finally:
             os._exit(code)
     os.close(descriptors[0])
-    keepers[pid] = _Kept(_JOB.unpack(data)[0], tuple(descriptors[1:]))
+    keepers[pid] = _Kept(job, tuple(descriptors[1:]))
     return True
+
+
+def _decline(sock: socket.socket, job: int, descriptors: Sequence[int], why: str) -> None:
+    """Answer in the place of a keeper that could not be forked."""
+    with socket.socket(fileno=descriptors[0]) as own:
+        Channel(own).send(GroupReport((), StopReason.START_FAILED, 0, why))
+    _close(descriptors[1:])
+    try:
+        sock.send(_ENDED.pack(job, 0))
+    except OSError:
+        return  # The launcher is gone: nobody wants to know.
 
 
 def _close(descriptors: Iterable[int]) -> None:
@@ -203,26 +241,22 @@ def _close(descriptors: Iterable[int]) -> None:
         os.close(descriptor)
 
 
-def _bury(sock: socket.socket, keepers: dict[int, _Kept]) -> None:
+def _bury(sock: socket.socket, keepers: dict[int, _Kept], dead: list[_Dead]) -> None:
+    """Take note of keepers that ended, kill what lost ones left to us, and report those of whom nothing is left."""
     for pid, code in _process.reap():
         kept = keepers.pop(pid, None)
-        if kept is None:
+        if kept is not None:
+            # A good keeper has seen to its own.
+            patience_s = 0.0 if code == 0 else GIVE_UP_S
+            dead.append(_Dead(kept, code, time.monotonic() + patience_s))
+    orphans = [pid for pid in _process.own_children() if pid not in keepers] if dead else []
+    _signals.send_signal(_process.descendants(orphans), signal.SIGKILL)
+    for one in list(dead):
+        if orphans and time.monotonic() < one.until:
             continue
-        if code != 0:
-            _end_orphans(keepers)
-        _close(kept.held)
+        dead.remove(one)
+        _close(one.kept.held)
         try:
-            sock.send(_ENDED.pack(kept.job, code))
+            sock.send(_ENDED.pack(one.kept.job, one.code))
         except OSError:
             continue  # The launcher is gone: nobody wants to know.
-
-
-def _end_orphans(keepers: dict[int, _Kept]) -> None:
-    """Kill what lost keepers left to us. Live keepers and what is below them stay."""
-    while orphans := [pid for pid in _process.own_children() if pid not in keepers]:
-        _signals.send_signal(_process.descendants(orphans), signal.SIGKILL)
-        for pid in orphans:
-            try:
-                os.waitpid(pid, 0)
-            except ChildProcessError:
-                continue

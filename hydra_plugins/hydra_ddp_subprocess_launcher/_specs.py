@@ -31,7 +31,7 @@ class Limits:
 
     Attributes:
         grace_period_s: Seconds from SIGTERM to SIGKILL.
-        timeout_s: Seconds the job may take in all; None: no limit.
+        timeout_s: Seconds that one start of the job may take; None: no limit.
         exit_timeout_s: Seconds the other ranks may go on after the first one ended with 0; None: no limit.
     """
 
@@ -50,8 +50,8 @@ class GroupSpec:
         environment: Variables common to the ranks.
         rank_environments: One mapping a rank, laid over `environment`; its length is the number of ranks.
         log_files: One path a rank: stdout and stderr go there.
-        outcome_files: One path a rank: it exists when the rank has stored how its part of the job ended.
-        error_files: One path a rank: it exists when the rank has stored an error.
+        outcome_files: One path a rank: it exists when the rank has stored that its part of the job completed.
+        failure_files: One path a rank: it exists when the rank has stored that its part of the job failed.
         limits: Time limits of the job.
     """
 
@@ -61,7 +61,7 @@ class GroupSpec:
     rank_environments: tuple[Mapping[str, str], ...]
     log_files: tuple[str, ...]
     outcome_files: tuple[str, ...]
-    error_files: tuple[str, ...]
+    failure_files: tuple[str, ...]
     limits: Limits
 
     @property
@@ -79,6 +79,7 @@ class StopReason(Enum):
     EXIT_TIMEOUT = "ranks went on after the first had ended (exit_timeout_s)"
     LINGERING = "every rank had stored its outcome, but not all ended"
     ORDERED = "the launcher ordered it"
+    SIGNALLED = "its keeper got a signal"
     LAUNCHER_LOST = "the launching process is gone"
     START_FAILED = "a rank could not be started"
 
@@ -110,6 +111,7 @@ class GroupReport:
         cause: Rank that failed first; None when none did.
         detail: What the reason alone does not tell, such as the message of a failed start; may be empty.
         began_at: The group's start, Unix time in seconds.
+        finished: Whether every rank had stored its outcome before the group was ended, if it was.
     """
 
     exits: tuple[RankExit, ...]
@@ -117,6 +119,7 @@ class GroupReport:
     cause: int | None
     detail: str = ""
     began_at: float = 0.0
+    finished: bool = False
 
 
 @dataclass(frozen=True)

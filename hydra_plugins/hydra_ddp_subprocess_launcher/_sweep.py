@@ -9,7 +9,7 @@ from hydra.core.utils import JobReturn, configure_log, setup_globals
 from omegaconf import DictConfig, OmegaConf
 
 from ._jobs import Batch
-from ._report import results_table
+from ._report import results_table, shown
 from ._setup import Sweep
 
 _log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def run_sweep(sweep: Sweep, job_overrides: list[list[str]], initial_job_idx: int
         _make_sweep_dir(sweep.config)
         batch = Batch(sweep, job_overrides, initial_job_idx)
         results = batch.run()
-        _log.info("\n%s", results_table(results))
+        _log.info("\n%s", shown(results_table(results)))
         return [result.job_return for result in results]
     finally:
         sweep.spool.clear()

@@ -198,6 +198,7 @@ def meet() -> str:
 def sweep_again(name: str) -> None:
     """Start this program's sweep once more from inside a rank."""
     argv = [sys.executable, __file__, "-m", "hydra/launcher=ddp_subprocess", f"hydra.sweep.dir={NOTES / name}"]
+    argv += os.environ.get("BEHAVE_INNER", "").split()
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     note(name, code=done.returncode, output=done.stdout + done.stderr)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -95,8 +96,108 @@ def kill_above(levels: str) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+class Stopped(Exception):
+    """Raised by the handler of a program that stops early when it is told to."""
+
+
+def until_sigterm() -> float:
+    """Work until SIGTERM comes, and return what there is by then."""
+
+    def handler(_number: int, _frame: object) -> NoReturn:
+        raise Stopped
+
+    signal.signal(signal.SIGTERM, handler)
+    behave.note(f"works_{behave.RANK}")
+    with contextlib.suppress(Stopped):
+        time.sleep(behave.AN_HOUR_S)
+    return 0.5
+
+
+def save_on_sigterm() -> None:
+    """Work until SIGTERM comes, and then take a second for a checkpoint."""
+
+    def handler(_number: int, _frame: object) -> None:
+        time.sleep(1)
+        behave.note(f"saved_{behave.RANK}")
+        os._exit(1)
+
+    signal.signal(signal.SIGTERM, handler)
+    behave.note(f"works_{behave.RANK}")
+    time.sleep(behave.AN_HOUR_S)
+
+
+class SlowToLoad:
+    """A value that takes a while to be loaded, as one does whose module imports torch."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return load_slowly, ()
+
+
+def load_slowly() -> int:
+    behave.note("loading")
+    time.sleep(1)
+    return 7
+
+
+class Quits:
+    """A value or error whose loading ends the program, as a module does that reads the command line."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return sys.exit, (9,)
+
+
+class QuittingError(Exception):
+    def __reduce__(self) -> tuple[Any, ...]:
+        return sys.exit, (9,)
+
+
+def raise_quitting() -> NoReturn:
+    raise QuittingError("its own words")
+
+
+class BadStream:
+    """A stream that raises what no stream raises."""
+
+    def write(self, _text: str) -> NoReturn:
+        raise ZeroDivisionError
+
+    flush = write
+
+
+def spoil_stderr(how: str) -> None:
+    if how == "detached":
+        sys.stderr = io.TextIOWrapper(sys.stderr.detach(), encoding="utf-8")
+    elif how == "closed":
+        sys.__stderr__.close()
+    elif how == "bad":
+        sys.stderr = BadStream()
+    elif how == "silenced":
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    else:
+        # The next file that is opened gets the number of stderr.
+        os.close(2)
+        os.open(behave.NOTES / "of_the_user", os.O_WRONLY | os.O_CREAT)
+
+
+def empty_directory() -> None:
+    shutil.rmtree(JOB_FOLDER.parent)
+    JOB_FOLDER.parent.mkdir()
+
+
 behave.STEPS.update(
     {
+        "big": lambda size: bytes(int(size)),
+        "empty": empty_directory,
+        "handled": lambda: JOB_FOLDER.joinpath(f"error_{behave.RANK}.json").write_text('{"message": "handled"}'),
+        "quits": Quits,
+        "raise_quitting": raise_quitting,
+        "raise_odd": lambda: behave.raise_error("\udcff €"),
+        "rmtree": shutil.rmtree,
+        "save": save_on_sigterm,
+        "slow": SlowToLoad,
+        "stderr": spoil_stderr,
+        "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+        "until_sigterm": until_sigterm,
         "above": kill_above,
         "error_file": write_error_file,
         "fail_until": fail_until,

@@ -190,3 +190,49 @@ def assert_one_clear_error(ran: Ran, *words: str, most_lines: int = 8) -> None:
     # Hydra 1.4 warns of version_base and of callbacks: not ours, hence not counted.
     lines = [line for line in ran.stderr.splitlines() if line.strip() and "arning" not in line]
     assert len(lines) <= most_lines, ran.stderr
+
+
+def arguments(runner: Runner, overrides: tuple[str, ...], nproc: int) -> list[str]:
+    return [
+        str(APPS / "misbehave.py"),
+        "-m",
+        "hydra/launcher=ddp_subprocess",
+        f"hydra.launcher.nproc_per_node={nproc}",
+        f"hydra.sweep.dir={runner.cwd / 'sweep'}",
+        *overrides,
+    ]
+
+
+def misbehave(
+    runner: Runner, *overrides: str, nproc: int = 2, env: dict[str, str] | None = None, timeout_s: float = 60
+) -> tuple[Ran, Notes]:
+    """Sweep misbehave.py with our launcher, to its end."""
+    environment = behave_environment(runner, **(env or {}))
+    ran = runner.python(*arguments(runner, overrides, nproc), env=environment, timeout_s=timeout_s)
+    return ran, notes_of(runner)
+
+
+@contextmanager
+def misbehaving(
+    runner: Runner, *overrides: str, nproc: int = 2, env: dict[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], Notes]]:
+    """Have the same sweep run meanwhile."""
+    environment = behave_environment(runner, **(env or {}))
+    argv = [sys.executable, *arguments(runner, overrides, nproc)]
+    with runner.start(*argv, env=environment, start_new_session=True) as process:
+        try:
+            yield process, notes_of(runner)
+        finally:
+            process.kill()
+
+
+def let_go(notes: Notes, name: str = "go") -> None:
+    (notes.folder / f"{name}.json").write_text("{}")
+
+
+def keeper_of(notes: Notes, job: int = 0) -> int:
+    return state_of(notes.read(f"body_{job}_0")["pid"])[1]
+
+
+def job_folder(runner: Runner, job: int) -> Path:
+    return runner.cwd / "sweep" / str(job) / ".ddp"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import sys
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +28,9 @@ from notes import (
     assert_one_clear_error,
     behave,
     behave_environment,
+    descendants,
     finish,
+    state_of,
 )
 
 from hydra_plugins.hydra_ddp_subprocess_launcher._locks import FOLDER, DeviceLocks
@@ -268,16 +272,20 @@ def test_two_sweeps_on_the_same_devices(tmp_path: Path, new_ids: MakeIds) -> Non
     with sweeping(tmp_path / "a", *jobs) as (one, _, notes), sweeping(tmp_path / "b", *jobs) as (two, _, others):
         (code, output), (other_code, other_output) = finish(one), finish(two)
     assert code == other_code == 0, output + other_output
+    # Once for each device, however often it changes hands.
+    assert max(Counter(re.findall(r"Waiting .*", output)).values(), default=0) <= 1
     assert notes.statuses() == others.statuses() == ["COMPLETED"] * 4
     assert most_at_once(notes, others) <= 2
-    waits = re.findall(r"Waiting for device (\S+): it is held by process (\d+), sweep (\S+),", output + other_output)
+    waits = re.findall(
+        r"Waiting for device (\S+): it is held by process (\d+), sweep (\S+)$", output + other_output, re.MULTILINE
+    )
     assert waits
     for device, pid, sweep in waits:
         assert device in ids
         assert (int(pid), sweep) in ((one.pid, str(tmp_path / "a/sweep")), (two.pid, str(tmp_path / "b/sweep")))
 
 
-@pytest.mark.parametrize("killed", ["launcher", "launcher and keeper"])
+@pytest.mark.parametrize("killed", ["launcher", "launcher and keeper"], ids=["launcher", "both"])
 def test_devices_of_a_killed_sweep(tmp_path: Path, killed: str, new_ids: MakeIds) -> None:
     """After `kill -9` a sweep's devices are free at once when its last process has ended, and never before."""
     ids = new_ids(2)
@@ -307,6 +315,40 @@ def test_devices_of_a_killed_sweep(tmp_path: Path, killed: str, new_ids: MakeIds
         free = time.monotonic()
         assert_nothing_left(runner, timeout_s=0.1)
         assert ended is None or free - ended < 1 + NOISE_S
+
+
+def test_a_process_that_nobody_found(tmp_path: Path, new_ids: MakeIds) -> None:
+    """A grandchild that outlives spawner and keeper keeps its job's device from the next job while it lives."""
+    (one,) = new_ids(1)
+    locks = DeviceLocks("the test")
+    jobs = ("x=0,1", "+j0.all=[children:9873,note:ready,hang]", devices([one]))
+    with sweeping(tmp_path / "a", *jobs) as (process, runner, notes):
+        runner.wait_until(lambda: notes.has("ready"), what="grandchildren")
+        keeper = state_of(notes.read("body_0_0")["pid"])[1]
+        left = [pid for pid in descendants(keeper) if b"9873" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        for pid in (state_of(keeper)[1], keeper):
+            os.kill(pid, 9)
+        assert process.stdout is not None
+        while "Waiting for device" not in process.stdout.readline():
+            assert process.poll() is None
+        assert notes.places() == [(0, 0)]
+        assert not locks.obtain(f"{VARIABLE}={one}")
+        for pid in left:
+            # They are this test's own; some were found by their environment.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 9)
+        finish(process)
+        assert notes.statuses() == ["FAILED", "COMPLETED"]
+
+
+def test_a_sweep_within_a_rank(runner: Runner, new_ids: MakeIds) -> None:
+    """With `allow_nested` the inner sweep has the devices of its rank's job, and does not wait for its own parent."""
+    env = {"BEHAVE_AGAIN": "1", "BEHAVE_INNER": "hydra.launcher.allow_nested=true"}
+    _, notes = behave(runner, "+j0.r0=sweep:inner", devices(new_ids(2)), RECORDING, LIMIT, env=env)
+    assert notes.statuses() == ["COMPLETED"]
+    inner = notes.read("inner")
+    assert inner["code"] == 0, inner["output"]
+    assert "1 job, 1 at a time, 2 ranks each, devices [" in inner["output"]
 
 
 def test_one_job_does_not_hold_the_devices_of_another(tmp_path: Path, new_ids: MakeIds) -> None:
@@ -408,4 +450,4 @@ def test_devices_that_are_busy(runner: Runner, new_ids: MakeIds) -> None:
     assert code == 0
     assert [seen(notes, job) for job in range(2)] == ["1", "1"]
     # By their UUIDs, devices are the same ones in a sweep that knows them by other ids.
-    assert {one for one in uuids if DeviceLocks("the test").holder(one) != "another sweep of yours"} == {uuids[1]}
+    assert set(uuids) <= {path.name for path in Path(FOLDER).iterdir()}

@@ -18,14 +18,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 from notes import (
-    APPS,
     NOISE_S,
     Notes,
     alive,
+    arguments,
     assert_nothing_left,
     behave_environment,
     finish,
     is_running,
+    job_folder,
+    keeper_of,
+    let_go,
+    misbehave,
+    misbehaving,
     notes_of,
     seconds_until,
     state_of,
@@ -33,7 +38,7 @@ from notes import (
 )
 
 if TYPE_CHECKING:
-    from conftest import Ran, Runner
+    from conftest import Runner
 
 GRACE_S = 1
 GRACE = f"hydra.launcher.grace_period_s={GRACE_S}"
@@ -45,52 +50,6 @@ WOKEN_S, REPLACED_S = 5, 10
 PATIENCE_S = 10
 # What misbehave.py's `spam` prints, at the least: many times what a pipe holds.
 SPAM_BYTES = 1_000_000
-
-
-def arguments(runner: Runner, overrides: tuple[str, ...], nproc: int) -> list[str]:
-    return [
-        str(APPS / "misbehave.py"),
-        "-m",
-        "hydra/launcher=ddp_subprocess",
-        f"hydra.launcher.nproc_per_node={nproc}",
-        f"hydra.sweep.dir={runner.cwd / 'sweep'}",
-        *overrides,
-    ]
-
-
-def misbehave(
-    runner: Runner, *overrides: str, nproc: int = 2, env: dict[str, str] | None = None, timeout_s: float = 60
-) -> tuple[Ran, Notes]:
-    """Sweep misbehave.py with our launcher, to its end."""
-    environment = behave_environment(runner, **(env or {}))
-    ran = runner.python(*arguments(runner, overrides, nproc), env=environment, timeout_s=timeout_s)
-    return ran, notes_of(runner)
-
-
-@contextmanager
-def misbehaving(
-    runner: Runner, *overrides: str, nproc: int = 2, env: dict[str, str] | None = None
-) -> Iterator[tuple[subprocess.Popen[str], Notes]]:
-    """Have the same sweep run meanwhile."""
-    environment = behave_environment(runner, **(env or {}))
-    argv = [sys.executable, *arguments(runner, overrides, nproc)]
-    with runner.start(*argv, env=environment, start_new_session=True) as process:
-        try:
-            yield process, notes_of(runner)
-        finally:
-            process.kill()
-
-
-def let_go(notes: Notes, name: str = "go") -> None:
-    (notes.folder / f"{name}.json").write_text("{}")
-
-
-def keeper_of(notes: Notes, job: int = 0) -> int:
-    return state_of(notes.read(f"body_{job}_0")["pid"])[1]
-
-
-def job_folder(runner: Runner, job: int) -> Path:
-    return runner.cwd / "sweep" / str(job) / ".ddp"
 
 
 # --- ways to stop
@@ -605,6 +564,17 @@ def test_a_full_disk(runner: Runner, disks: tuple[Path, Path]) -> None:
     assert ran.returncode != 0
 
 
+def test_a_value_that_is_too_large_for_the_disk(runner: Runner, disks: tuple[Path, Path]) -> None:
+    """A job whose outcome does not fit has failed of that, and a restart that cannot be written changes no reason."""
+    _, notes = misbehave(
+        runner, "x=0,1,2", "+j1.r0=big:8000000", "+j2.r0=[fill,raise]", "hydra.launcher.max_restarts=1", GRACE,
+        RECORDING, env={"BEHAVE_AGAIN": "1"},
+    )  # fmt: skip
+    assert notes.statuses() == ["COMPLETED", "FAILED", "FAILED"]
+    assert "its outcome cannot be stored: No space left on device" in notes.returns()[1]["text"]
+    assert "broken: plain" in notes.returns()[2]["text"]
+
+
 def test_a_read_only_directory(runner: Runner, disks: tuple[Path, Path]) -> None:
     """A run directory that becomes read-only while the job runs, and one that was so before, fail with the reason."""
 
@@ -631,7 +601,7 @@ def test_a_run_directory_that_is_removed(runner: Runner) -> None:
     """A job whose run directory is deleted under it fails with the reason, and the sweep goes on."""
     ran, notes = misbehave(runner, "x=0,1,2", "+j1.r0=[wait:body_1_1,remove]", "+r0=return:7", GRACE, RECORDING)
     assert notes.statuses() == ["COMPLETED", "FAILED", "COMPLETED"]
-    assert "No such file or directory" in notes.returns()[1]["text"]
+    assert "its files were deleted while the job ran" in notes.returns()[1]["text"]
     assert [notes.returns()[job]["value"] for job in (0, 2)] == ["7", "7"]
     assert ran.returncode != 0
 
