@@ -44,7 +44,7 @@ class DDPSubprocessLauncherConf:
     master_port: int | None = None
     # Starts of a job's whole group after a failed one, on a new port, with earlier logs kept. Never after Ctrl-C.
     max_restarts: int = 0
-    # Minutes after which a job is ended and counts as failed. null: never.
+    # Minutes after which a start of a job is ended and counts as failed. null: never.
     timeout_min: float | None = None
     # Seconds that the other ranks may go on after the first one ended with exit code 0. null: for ever.
     exit_timeout_s: float | None = None

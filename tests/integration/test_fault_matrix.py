@@ -90,9 +90,14 @@ TABLE = [
     Row(RANKS, ("SIGSEGV",), AFTER_OUTCOME, "COMPLETED", ("{who} ended with signal 11", "results count")),
     # A rank stands still: only a limit can tell.
     Row(RANKS, HANGS, BEFORE_OUTCOME, "FAILED", ("timeout_min", "{who} still running"), HANG_S, "together"),
-    Row(RANKS, HANGS, AFTER_OUTCOME, "COMPLETED", ("{who} was ended by",), HANG_S, "together"),
+    Row(RANKS, ("blocks",), AFTER_OUTCOME, "COMPLETED", ("{who} was ended by",), HANG_S, "together"),
+    # To show its stack it is continued, and then it ends by itself.
+    Row(RANKS, ("SIGSTOP",), AFTER_OUTCOME, "COMPLETED", (), HANG_S, "together"),
     # A lost keeper takes its ranks with it, and costs this job; one that stands still is woken.
-    Row(KEEPER, ("SIGTERM", "SIGKILL", "SIGSEGV"), EVER, "FAILED", ("killed from outside",)),
+    Row(KEEPER, ("SIGKILL", "SIGSEGV"), EVER, "FAILED", ("killed from outside",)),
+    # SIGTERM, which may have been sent to all processes of an allocation, is obeyed.
+    Row(KEEPER, ("SIGTERM",), BEFORE_OUTCOME, "FAILED", (r"its keeper got a signal \(SIGTERM\)",), GRACE_S),
+    Row(KEEPER, ("SIGTERM",), AFTER_OUTCOME, "COMPLETED", (), GRACE_S),
     Row(KEEPER, ("SIGSTOP",), ("function", "after"), "COMPLETED", (), WOKEN_S, "alone"),
     # A lost spawner costs no job. One that stands still is woken.
     Row(SPAWNER, ("SIGTERM", "SIGKILL", "SIGSEGV"), EVER, "COMPLETED"),
