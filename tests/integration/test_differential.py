@@ -430,7 +430,7 @@ def test_config_flags(runner: Runner, args: tuple[str, ...]) -> None:
 
 
 def test_random_values_and_time(runner: Runner) -> None:
-    """A4, E1, A11: what is drawn once a job in plain Hydra is drawn once a job here, and all ranks see the same."""
+    """A4, E1, E8, A11: what is drawn once a job in plain Hydra is drawn once a job here, and all ranks see the same."""
     args = ("hydra.sweep.dir='sweep/${now:%Y-%m-%d_%H-%M-%S-%f}'", "hydra.sweep.subdir='${random:}'", "a=1,1")
     basic, ours = Case(runner, "resolving.py", args, sweep_dir=None).both()
     assert_same(basic, ours, jobs=2)

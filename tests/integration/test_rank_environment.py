@@ -392,3 +392,23 @@ def test_the_command_line_shows_the_job(runner: Runner) -> None:
         line = " ".join(notes.read(f"process_{pid}")["orig_argv"])
         assert f"x={job}" in line
         assert str(Path(runner.cwd, "sweep", str(job))) in line
+
+
+def test_one_writer_of_hydras_files(runner: Runner) -> None:
+    """Sixteen ranks that start together: `.hydra` is rank 0's alone, whole, and what the basic launcher writes (E4)."""
+    ran, _ = behave(runner, "x=0,1,2", nproc=16)
+    assert ran.returncode == 0, ran.output
+    basic = runner.python(
+        BEHAVE,
+        "-m",
+        "x=0,1,2",
+        f"hydra.sweep.dir={runner.cwd / 'basic'}",
+        env=behave_environment(runner, BEHAVE_AGAIN="1"),
+    )
+    assert basic.returncode == 0
+    for job in range(3):
+        ours, theirs = (runner.cwd / name / str(job) for name in ("sweep", "basic"))
+        assert {path.name for path in ours.iterdir()} == {path.name for path in theirs.iterdir()} | {".ddp"}
+        for name in ("config.yaml", "overrides.yaml"):
+            assert (ours / ".hydra" / name).read_text() == (theirs / ".hydra" / name).read_text()
+        assert (ours / ".hydra" / "hydra.yaml").read_text().count("ddp_subprocess") > 0

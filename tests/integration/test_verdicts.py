@@ -183,7 +183,7 @@ def test_a_working_directory_that_is_deleted(runner: Runner) -> None:
 
 def test_a_job_that_empties_its_run_directory(runner: Runner) -> None:
     """What ranks store after that counts; where one had stored before, the message says that the files were deleted."""
-    steps = ["+j0.r0=[empty,note:emptied,return:7]", "+j0.r1=wait:emptied"]
+    steps = ["+j0.r0=[wait:body_0_1,empty,note:emptied,return:7]", "+j0.r1=wait:emptied"]
     late = ["+j1.r0=[wait:end_1_1,sleep:1,empty]"]
     _, notes = misbehave(runner, "x=0,1", *steps, *late, GRACE, RECORDING)
     assert notes.statuses() == ["COMPLETED", "FAILED"]
