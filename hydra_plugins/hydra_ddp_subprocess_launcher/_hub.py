@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ._channel import Channel
 from ._errors import StartError
 from ._running import RunningJob
-from ._spawner import SpawnerLink
+from ._spawner import MOST_HELD, SpawnerLink
 
 _log = logging.getLogger(__name__)
 
@@ -53,18 +53,22 @@ class Hub:
 
         Raises:
             OSError: when there can be none.
+            StartError: when that is too much to hold.
         """
-        while True:
-            if self._spawner is None or self._spawner.lost:
-                self._spawner = SpawnerLink()
-                self._selector.register(self._spawner, selectors.EVENT_READ, self._spawner)
+        if len(held) > MOST_HELD:
+            raise StartError(
+                f"A job can lock {MOST_HELD} devices at most, and this one has {len(held)}: give it fewer ranks, or "
+                "set hydra.launcher.lock_devices=false."
+            )
+        if self._spawner is not None and not self._spawner.lost:
             try:
                 return self._spawner, Channel(self._spawner.start_keeper(number, held))
             except OSError:
-                if not self._spawner.lost:
-                    raise
                 # It was killed since we heard from it. Its jobs go on; this one gets a new spawner.
                 _log.debug("The spawner is gone; starting another")
+        self._spawner = SpawnerLink()
+        self._selector.register(self._spawner, selectors.EVENT_READ, self._spawner)
+        return self._spawner, Channel(self._spawner.start_keeper(number, held))
 
     def add(self, job: RunningJob) -> None:
         """Listen to a job's keeper from now on."""

@@ -191,7 +191,7 @@ class Batch:
             place = Place(devices, port)
             paths, spec = write_job(self._sweep, plan, attempt, place, self._base)
             link, channel = self._hub.ask_for_keeper(plan.number, self._sweep.gate.descriptors(devices))
-        except (LauncherError, OSError) as error:
+        except (LauncherError, OSError, ValueError) as error:
             if port is not None:
                 port.release()
             return start_error(error, plan)

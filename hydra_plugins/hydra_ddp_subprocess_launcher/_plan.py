@@ -234,6 +234,9 @@ def _facts(job: PlannedJob, spec: GroupSpec, ours: Mapping[str, str]) -> dict[st
 
 def start_error(error: Exception, job: PlannedJob) -> Exception:
     """Return an error that says where a job could not be started, and why."""
+    if isinstance(error, ValueError):
+        # Such as a NUL in its name.
+        return StartError(f"The run directory {job.run_dir!r} cannot be used: {error}.")
     if not isinstance(error, OSError):
         return error
     why = error.strerror or str(error)

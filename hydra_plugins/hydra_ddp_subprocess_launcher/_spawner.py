@@ -35,8 +35,9 @@ _KILL_INTERVAL_S = 0.01
 # Launcher to spawner: number of a job, with the descriptor of its keeper's socket. Back: that number, exit code.
 _JOB = struct.Struct("!q")
 _ENDED = struct.Struct("!qi")
-# Linux passes no more in one message.
+# Linux passes no more descriptors in one message; one of them is the keeper's socket.
 _MOST_DESCRIPTORS = 253
+MOST_HELD = _MOST_DESCRIPTORS - 1
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ class SpawnerLink:
 
         Args:
             job: Number of the job.
-            held: Descriptors that shall be open as long as anything of the job is alive, such as locks.
+            held: Descriptors that shall be open as long as anything of the job is alive, such as locks; MOST_HELD of
+                them at most.
 
         Raises:
             OSError: when the spawner is gone.

@@ -353,6 +353,17 @@ class _Trap:
         return (open, (self.path, "w"))
 
 
+def test_a_run_directory_that_cannot_be_named(runner: Runner) -> None:
+    """A NUL in the name of a run directory fails that job, and no other."""
+    app = write_app(runner, "from omegaconf import OmegaConf\nOmegaConf.register_new_resolver('nul', lambda: chr(0))")
+    subdir = "hydra.sweep.subdir='${oc.select:sub,${hydra:job.num}}'"
+    argv = [app, "-m", "hydra/launcher=ddp_subprocess", "hydra/sweeper=unchecked", subdir]
+    overrides = "x=1;+sub='${nul:}';x=3"
+    env = behave_environment(runner, BEHAVE_OVERRIDES=overrides, PYTHONPATH=str(BEHAVE.parent))
+    runner.python(*argv, f"hydra.sweep.dir={runner.cwd / 'sweep'}", env=env)
+    assert notes_of(runner).statuses() == ["COMPLETED", "FAILED", "COMPLETED"]
+
+
 def test_payload_and_outcome_are_private(runner: Runner) -> None:
     """Pickles are readable and writable by their owner alone."""
     behave(runner, "+all=return:5")

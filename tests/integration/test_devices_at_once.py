@@ -183,6 +183,14 @@ def test_what_can_never_run(runner: Runner, options: list[str], env: dict[str, s
     assert notes.places() == []
 
 
+def test_more_devices_than_can_be_locked(runner: Runner, new_ids: MakeIds) -> None:
+    """A job with more locks than a process can be handed is one clear failure, and nothing is tried for ever."""
+    many = new_ids(300)
+    _, notes = behave(runner, "+size=300,1", SIZED, devices(many), RECORDING, nproc=1)
+    assert notes.statuses() == ["FAILED", "COMPLETED"]
+    assert "252 devices at most, and this one has 300" in notes.returns()[0]["text"]
+
+
 def test_a_size_of_its_own_for_each_job(runner: Runner, new_ids: MakeIds) -> None:
     """With an interpolation each job has the ranks and devices that its own config asks for, and small ones pass."""
     ids = new_ids(3)
