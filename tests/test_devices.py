@@ -16,6 +16,7 @@ from fake_nvml import FakeDevice, FakeNvml
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _locks
 from hydra_plugins.hydra_ddp_subprocess_launcher._devices import SETTLE_S, DeviceGate, find_devices, name_devices
+from hydra_plugins.hydra_ddp_subprocess_launcher._environment import locked_for_this_rank
 from hydra_plugins.hydra_ddp_subprocess_launcher._errors import OptionError
 from hydra_plugins.hydra_ddp_subprocess_launcher._locks import DeviceLocks
 from hydra_plugins.hydra_ddp_subprocess_launcher._nvml import Nvml
@@ -163,7 +164,7 @@ def other_process(folder: Path, name: str) -> bool:
     code = (
         "import sys\n"
         "from hydra_plugins.hydra_ddp_subprocess_launcher._locks import DeviceLocks\n"
-        "sys.exit(not DeviceLocks('other', sys.argv[1]).obtain(sys.argv[2]))"
+        "sys.exit(not DeviceLocks('other', folder=sys.argv[1]).obtain(sys.argv[2]))"
     )
     return subprocess.run([sys.executable, "-c", code, folder, name], check=False).returncode == 0
 
@@ -171,12 +172,12 @@ def other_process(folder: Path, name: str) -> bool:
 def test_a_lock(tmp_path: Path) -> None:
     """Who has a lock keeps others from it, who can read whose it is, until it is released."""
     folder = tmp_path / "locks"
-    locks = DeviceLocks("/sweeps/mine", str(folder))
+    locks = DeviceLocks("/sweeps/mine", folder=str(folder))
     assert folder.stat().st_mode & 0o777 == 0o700
     assert locks.obtain("MIG-GPU-1/2/3") and locks.obtain("MIG-GPU-1/2/3")
     assert not other_process(folder, "MIG-GPU-1/2/3")
     assert other_process(folder, "GPU-2")
-    other = DeviceLocks("/sweeps/other", str(folder))
+    other = DeviceLocks("/sweeps/other", folder=str(folder))
     assert not other.obtain("MIG-GPU-1/2/3")
     assert other.holder("MIG-GPU-1/2/3") == f"process {os.getpid()}, sweep /sweeps/mine"
     locks.release("MIG-GPU-1/2/3")
@@ -187,7 +188,7 @@ def test_a_lock(tmp_path: Path) -> None:
 
 def test_a_lock_is_held_by_every_copy(tmp_path: Path) -> None:
     """A lock that was handed on is free when the last who has it lets go."""
-    locks, other = DeviceLocks("one", str(tmp_path)), DeviceLocks("other", str(tmp_path))
+    locks, other = DeviceLocks("one", folder=str(tmp_path)), DeviceLocks("other", folder=str(tmp_path))
     assert locks.obtain("a")
     assert not os.get_inheritable(locks.descriptor("a"))
     copy = os.dup(locks.descriptor("a"))
@@ -201,13 +202,13 @@ def test_a_lock_is_held_by_every_copy(tmp_path: Path) -> None:
 def test_a_holder_that_has_not_said_who_it_is(tmp_path: Path, content: str) -> None:
     """Who waits is told as much as is known."""
     (tmp_path / "a").write_text(content)
-    assert DeviceLocks("one", str(tmp_path)).holder("a") == "another sweep of yours"
+    assert DeviceLocks("one", folder=str(tmp_path)).holder("a") == "another sweep of yours"
 
 
 def test_a_lock_file_that_is_deleted(tmp_path: Path) -> None:
     """Who has locked a file that is gone from its place has locked nothing; the folder is made again."""
     folder = tmp_path / "locks"
-    locks, other = DeviceLocks("one", str(folder)), DeviceLocks("other", str(folder))
+    locks, other = DeviceLocks("one", folder=str(folder)), DeviceLocks("other", folder=str(folder))
     real = os.open
 
     def delete_after(path: str, *arguments: int) -> int:
@@ -227,17 +228,29 @@ def test_a_lock_file_that_is_deleted(tmp_path: Path) -> None:
     assert other.obtain("a")
 
 
+def test_locks_of_the_sweep_around(tmp_path: Path) -> None:
+    """What is locked for the job of which this process is a rank is not locked again; all else is."""
+    outer = DeviceLocks("outer", folder=str(tmp_path))
+    assert outer.obtain("GPU 1") and outer.obtain("GPU-2")
+    inherited = locked_for_this_rank({"HYDRA_DDP_LOCKED": "GPU%201"})
+    assert inherited == {"GPU 1"}
+    assert locked_for_this_rank({}) == frozenset()
+    inner = DeviceLocks("inner", inherited, str(tmp_path))
+    assert inner.obtain("GPU 1") and inner.descriptor("GPU 1") is None
+    assert not inner.obtain("GPU-2")
+
+
 def test_names_of_any_length(tmp_path: Path) -> None:
     """An id that is too long for a file has a lock of its own all the same."""
     names = [f"GPU-{'é' * 300}{number}" for number in range(2)]
-    locks, other = DeviceLocks("one", str(tmp_path)), DeviceLocks("other", str(tmp_path))
+    locks, other = DeviceLocks("one", folder=str(tmp_path)), DeviceLocks("other", folder=str(tmp_path))
     assert locks.obtain(names[0])
     assert not other.obtain(names[0]) and other.obtain(names[1])
 
 
 def test_lock_files_stay_young(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file of a lock that is held for days is touched, so that no cleaner of old files takes it."""
-    locks = DeviceLocks("one", str(tmp_path))
+    locks = DeviceLocks("one", folder=str(tmp_path))
     assert locks.obtain("a")
     os.utime(tmp_path / "a", (0, 0))
     locks.touch()
@@ -256,8 +269,8 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
     os.chown(tmp_path / "theirs", 65534, 65534)
     for name in ("file", "link", "theirs", "file/below"):
         with pytest.raises(OptionError, match=r"lock_devices=false"):
-            DeviceLocks("one", str(tmp_path / name))
-    locks = DeviceLocks("one", str(tmp_path))
+            DeviceLocks("one", folder=str(tmp_path / name))
+    locks = DeviceLocks("one", folder=str(tmp_path))
     (tmp_path / "a").symlink_to(tmp_path / "file")
     with pytest.raises(OptionError, match=r"lock_devices=false"):
         locks.obtain("a")
@@ -271,7 +284,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(OptionError, match=r"Operation not supported.*lock_devices=false"):
-        DeviceLocks("one", str(tmp_path)).obtain("a")
+        DeviceLocks("one", folder=str(tmp_path)).obtain("a")
 
 
 def test_all_sweeps_of_a_user_meet() -> None:
@@ -298,12 +311,12 @@ class Clock:
 def gate_of(tmp_path: Path, clock: Clock | None = None, min_free_gb: float | None = None) -> DeviceGate:
     nvml = asked()
     names = name_devices(["0", "1"], VARIABLE, nvml)
-    return DeviceGate(names, nvml, DeviceLocks("mine", str(tmp_path)), min_free_gb, clock or Clock())
+    return DeviceGate(names, nvml, DeviceLocks("mine", folder=str(tmp_path)), min_free_gb, clock or Clock())
 
 
 def test_the_gate_locks_what_is_used(fake: FakeNvml, tmp_path: Path) -> None:
     """Devices that are obtained are locked for others, under the name that all know; the unused are let go."""
-    gate, other = gate_of(tmp_path), DeviceLocks("other", str(tmp_path))
+    gate, other = gate_of(tmp_path), DeviceLocks("other", folder=str(tmp_path))
     assert gate.obtain("0") and gate.obtain("1")
     assert not other.obtain("GPU-aaa1") and not other.obtain("GPU-aab2")
     gate.keep_only(["0"])
@@ -358,7 +371,7 @@ def test_a_busy_device(fake: FakeNvml, tmp_path: Path) -> None:
     fake.devices[0].free = 3 * GB
     assert not gate.obtain("0") and gate.obtain("1")
     assert gate.take_refused() == {"0": "has less than hydra.launcher.min_free_memory_gb=20 free"}
-    assert DeviceLocks("other", str(tmp_path)).obtain("GPU-aaa1")
+    assert DeviceLocks("other", folder=str(tmp_path)).obtain("GPU-aaa1")
     fake.devices[0].free = 20 * GB
     assert not gate.obtain("0"), "the other sweep has it now"
 
@@ -382,7 +395,7 @@ def test_memory_that_no_device_has(fake: FakeNvml, tmp_path: Path) -> None:
 def test_processes_that_linger(fake: FakeNvml, tmp_path: Path) -> None:
     """A device is kept, locked, until the driver says that the last job's processes are off it."""
     clock = Clock()
-    gate, other = gate_of(tmp_path, clock), DeviceLocks("other", str(tmp_path))
+    gate, other = gate_of(tmp_path, clock), DeviceLocks("other", folder=str(tmp_path))
     fake.devices[0].pids = [7]
     assert gate.obtain("0")
     fake.devices[0].pids = [7, 1234]
@@ -396,6 +409,25 @@ def test_processes_that_linger(fake: FakeNvml, tmp_path: Path) -> None:
     assert gate.settled
     gate.keep_only([])
     assert other.obtain("GPU-aaa1")
+
+
+def test_a_process_of_somebody_else(fake: FakeNvml, tmp_path: Path) -> None:
+    """A process that came while a job ran and stays is waited for once, not after every job that follows."""
+    clock = Clock()
+    gate = gate_of(tmp_path, clock)
+    assert gate.obtain("0")
+    fake.devices[0].pids = [515151]
+    gate.job_ended(["0"])
+    assert not gate.ready(["0"])
+    clock.now += SETTLE_S
+    assert gate.ready(["0"])
+    for _ in range(2):
+        gate.job_ended(["0"])
+        assert gate.ready(["0"])
+    gate.keep_only([])
+    assert gate.obtain("0")
+    gate.job_ended(["0"])
+    assert gate.settled
 
 
 def test_processes_that_stay(fake: FakeNvml, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class Kept(Job):
             self._all_ended.update({ended.job: ended for ended in self.link.receive()})
             self.channel.flush()
             for message in self.channel.receive():
-                self.started = message if isinstance(message, Started) else self.started
+                self.started = message if isinstance(message, Started) and message.ranks else self.started
                 self.report = message if isinstance(message, GroupReport) else self.report
             self.ended = self._all_ended.get(self.number)
 
@@ -294,6 +294,17 @@ def test_a_launcher_that_lets_go(start: Callable[..., Job], link: SpawnerLink, r
     job.wait("started")
     job.channel.close()
     runner.wait_until(lambda: not runner.alive(), 0.5 + SLACK_S, "the end of the ranks")
+
+
+def test_a_keeper_that_is_stuck_when_the_launcher_goes(
+    start: Callable[..., Job], link: SpawnerLink, runner: Runner, tmp_path: Path
+) -> None:
+    """A keeper that is stuck in the start of a rank, as on a dead disk, is ended all the same."""
+    os.mkfifo(tmp_path / "fifo")
+    start(SLEEP, log_files=(str(tmp_path / "rank_0.log"), str(tmp_path / "fifo")))
+    runner.wait_until(lambda: len(runner.alive()) == 1, what="rank 0")
+    link.close()
+    runner.wait_until(lambda: not runner.alive(), what="the end of rank 0")
 
 
 def test_a_launcher_that_never_sends_a_spec(link: SpawnerLink) -> None:

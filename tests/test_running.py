@@ -8,13 +8,17 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hydra_plugins.hydra_ddp_subprocess_launcher import _running
 from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
 from hydra_plugins.hydra_ddp_subprocess_launcher._keeper import Started
 from hydra_plugins.hydra_ddp_subprocess_launcher._plan import Attempt
+from hydra_plugins.hydra_ddp_subprocess_launcher._results import Verdict
 from hydra_plugins.hydra_ddp_subprocess_launcher._running import RunningJob
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, Limits
 
@@ -77,3 +81,31 @@ def test_a_killed_keeper_behind_a_socket_that_stays_open(ends: tuple[Channel, Ch
     assert spawner.done == ["killed"]
     assert job.keeper is not None
     job.keeper.close()
+
+
+def test_no_restart_beside_what_cannot_be_ended(ends: tuple[Channel, Channel]) -> None:
+    """A job of which something is left, whoever says so, is not started again: its devices may still be in use."""
+    failed = Verdict(completed=False, value=ValueError())
+    settings = SimpleNamespace(master_port=1, max_restarts=3)
+    for left in (False, True):
+        job = running_job(FakeSpawner(), ends[0])
+        job.report = GroupReport((), None, None, left=left)
+        assert job.end_leftovers() == []
+        again = job.next_attempt(failed, settings)  # type: ignore[arg-type]
+        assert (again is None) == left
+        lost = running_job(FakeSpawner(), ends[0])
+        lost.left = left
+        lost.run_id = "of no process"
+        lost.end_leftovers()
+        assert lost.left == left
+
+
+def test_configs_that_are_gone(tmp_path: Path) -> None:
+    """What a job did to the files that would be compared is no difference, and ends no sweep."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "torn").write_text("{")
+    (tmp_path / "good").write_text('{"x": "1"}')
+    (tmp_path / "other").write_text('{"x": "2"}')
+    for bad in ("folder", "torn", "missing"):
+        assert _running._differing_keys([str(tmp_path / "good"), str(tmp_path / bad)]) == []
+    assert _running._differing_keys([str(tmp_path / "good"), str(tmp_path / "other")]) == ["x"]

@@ -69,7 +69,7 @@ class Job:
         ended = [ended for ended in self.link.receive() if ended.job == self.number]
         self.channel.flush()
         for message in self.channel.receive():
-            self.started = message if isinstance(message, Started) else self.started
+            self.started = message if isinstance(message, Started) and message.ranks else self.started
             self.report = message if isinstance(message, GroupReport) else self.report
         if ended:
             self.ended = ended[0]
@@ -148,12 +148,12 @@ def test_no_process_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
         with mine:
             with theirs:
                 socket.send_fds(ours, [struct.pack("!q", 8)], [theirs.fileno()])
-            assert _spawner._accept_job(spawners, {}, os.getpid())
-            assert _spawner._accept_job(spawners, {}, os.getpid())
+            assert _spawner._accept_job(spawners, {}, [], os.getpid())
+            assert _spawner._accept_job(spawners, {}, [], os.getpid())
             (report,) = Channel(mine).receive()
             assert report.reason is StopReason.START_FAILED
             assert "Resource temporarily unavailable" in report.detail
-        assert [struct.unpack("!qi", ours.recv(12)) for _ in range(2)] == [(7, 0), (8, 0)]
+        assert [struct.unpack("!qi?", ours.recv(13)) for _ in range(2)] == [(7, 0, False), (8, 0, False)]
 
 
 @pytest.mark.parametrize("script", GRANDCHILDREN.values(), ids=GRANDCHILDREN)

@@ -175,10 +175,12 @@ class DeviceGate:
         settling = self._settling.get(device)
         if settling is None:
             return False
-        left = (self._nvml.processes(device) or frozenset()) - settling.before
-        if left and self._clock() < settling.until:
+        now = self._nvml.processes(device) or frozenset()
+        if now - settling.before and self._clock() < settling.until:
             return True
         del self._settling[device]
+        # What has stayed is somebody else's, and not to be waited for again.
+        self._processes_before[device] = now
         return False
 
     def keep_only(self, in_use: Iterable[str]) -> None:
@@ -191,6 +193,10 @@ class DeviceGate:
                     self._locks.release(name)
         if self._locks is not None:
             self._locks.touch()
+
+    def lock_names(self, devices: Iterable[str]) -> tuple[str, ...]:
+        """Return the names under which these devices are locked; empty: they are not."""
+        return () if self._locks is None else tuple(self._names[device] for device in devices)
 
     def descriptors(self, devices: Iterable[str]) -> list[int]:
         """Return the open files that are the locks of these devices, for the keeper of their job."""

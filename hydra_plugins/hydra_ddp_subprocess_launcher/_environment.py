@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import quote, unquote
 
 from ._errors import StartError
 
 # Presence of this variable tells a process that it is a rank, or was started by one.
 PAYLOAD_DIGEST = "HYDRA_DDP_PAYLOAD_SHA256"
+# Names of the devices that are locked for the job, percent-encoded, for a sweep within it.
+_LOCKED = "HYDRA_DDP_LOCKED"
 
 _SCRUBBED = frozenset(
     (
@@ -46,6 +49,7 @@ class GroupEnvironment:
         payload_digest: SHA-256 of the payload, hexadecimal.
         job_num: Number of the job.
         sweep_dir: Sweep directory, absolute.
+        locked: Names under which the job's devices are locked.
     """
 
     nproc: int
@@ -61,6 +65,7 @@ class GroupEnvironment:
     payload_digest: str
     job_num: int
     sweep_dir: str
+    locked: tuple[str, ...] = ()
 
 
 def scrub(inherited: Mapping[str, str], at_start: Mapping[str, str] | None) -> dict[str, str]:
@@ -127,6 +132,7 @@ def group_environment(base: Mapping[str, str], env_set: Mapping[str, str], group
         "HYDRA_DDP_ATTEMPT": str(group.attempt),
         "HYDRA_DDP_JOB_NUM": str(group.job_num),
         "HYDRA_DDP_SWEEP_DIR": group.sweep_dir,
+        **({_LOCKED: " ".join(quote(name, safe="") for name in group.locked)} if group.locked else {}),
     }
     if group.devices is not None:
         environment[group.device_env_var] = ",".join(group.devices)
@@ -146,9 +152,9 @@ def rank_environments(group: GroupEnvironment) -> tuple[dict[str, str], ...]:
     )
 
 
-def is_rank(environ: Mapping[str, str]) -> bool:
-    """Return whether a process is a rank of a job of this launcher, or was started by one."""
-    return PAYLOAD_DIGEST in environ
+def locked_for_this_rank(environ: Mapping[str, str]) -> frozenset[str]:
+    """Return the names of the devices that are locked for the job of which this process is a rank."""
+    return frozenset(map(unquote, environ.get(_LOCKED, "").split()))
 
 
 def refuse_as_rank(environ: Mapping[str, str]) -> None:
@@ -157,7 +163,7 @@ def refuse_as_rank(environ: Mapping[str, str]) -> None:
     Raises:
         StartError: naming the variables that tell, and how to start instead.
     """
-    if is_rank(environ):
+    if PAYLOAD_DIGEST in environ:
         raise StartError(
             f"{PAYLOAD_DIGEST} is set: this process is a rank of a job, or was started by one, and launching from "
             "within it would start ranks of ranks. Start the sweep outside, or set hydra.launcher.allow_nested=true."

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import selectors
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ._channel import Channel
 from ._errors import StartError
+from ._plan import PlannedJob
 from ._running import RunningJob
 from ._spawner import MOST_HELD, SpawnerLink
 
@@ -30,18 +31,22 @@ class Hub:
         self._spawner: SpawnerLink | None = None
         self.running: dict[int, RunningJob] = {}
 
-    def refuse_shared_directory(self, run_dir: str) -> None:
-        """Refuse a run directory that a running job has.
+    def refuse_shared_directory(self, run_dir: str, pausing: Iterable[PlannedJob]) -> None:
+        """Refuse a run directory that another job has.
+
+        Args:
+            run_dir: The directory.
+            pausing: Jobs that are between two starts.
 
         Raises:
             StartError: naming that job.
         """
         directory = os.path.realpath(run_dir)
-        for number, other in self.running.items():
-            if os.path.realpath(other.plan.run_dir) == directory:
+        for other in (*(job.plan for job in self.running.values()), *pausing):
+            if os.path.realpath(other.run_dir) == directory:
                 raise StartError(
-                    f"Its run directory {run_dir} is in use by job {number}, which still runs. Give each job one of "
-                    "its own (hydra.sweep.subdir), or run one at a time (hydra.launcher.max_parallel_jobs=1)."
+                    f"Its run directory {run_dir} is in use by job {other.number}, which still runs. Give each job one "
+                    "of its own (hydra.sweep.subdir), or run one at a time (hydra.launcher.max_parallel_jobs=1)."
                 )
 
     def ask_for_keeper(self, number: int, held: Sequence[int]) -> tuple[SpawnerLink, Channel]:
@@ -102,6 +107,7 @@ class Hub:
         for ended in link.receive():
             if ended.job in self.running:
                 self.running[ended.job].buried = True
+                self.running[ended.job].left = ended.left
         if link.lost:
             self._selector.unregister(link)
             link.close()

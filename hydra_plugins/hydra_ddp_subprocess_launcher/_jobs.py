@@ -31,8 +31,9 @@ _log = logging.getLogger(__name__)
 _INSIST_INTERVAL_S = 1.0
 # Seconds between two questions for devices that others have.
 _ASK_INTERVAL_S = 0.5
-# Seconds within which two different signals are one order: service managers send SIGTERM and SIGHUP together.
-_ONE_ORDER_S = 0.5
+# Seconds within which signals are one order: service managers send SIGTERM and SIGHUP together, and a wrapper passes on
+# the SIGINT that a terminal sends to all.
+_ONE_ORDER_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -126,10 +127,10 @@ class Batch:
 
     def _stop(self, number: int) -> None:
         now = time.monotonic()
-        again = self._stopped_by is not None and (number == self._stopped_by or now - self._stopped_at > _ONE_ORDER_S)
+        again = self._stopped_by is not None
         if self._stopped_by is None:
             self._stopped_by, self._stopped_at = number, now
-        elif not again:
+        elif now - self._stopped_at < _ONE_ORDER_S:
             return
         self._line.clear()
         if self._hub.running:
@@ -185,7 +186,7 @@ class Batch:
         """Start a job on its devices; return why it could not be."""
         port = None
         try:
-            self._hub.refuse_shared_directory(plan.run_dir)
+            self._hub.refuse_shared_directory(plan.run_dir, (again.plan for again in self._again.values()))
             self._sweep.sources.check(self._sweep.settings.code_changed)
             port = reserve_port(self._sweep.settings.master_addr, self._sweep.settings.master_port)
             place = Place(devices, port)
@@ -242,7 +243,7 @@ class Batch:
 
     def _wait_for_devices(self, arrived: _signals.RecordedSignals) -> None:
         """Leave no device to others that still holds what a job of ours left on it."""
-        if not self._sweep.gate.settled:
+        if not self._sweep.gate.settled and not self._stopped_by:
             _log.info("Waiting until the processes of the last jobs are off their devices")
         while not self._sweep.gate.settled and not self._stopped_by:
             self._hub.wait(LOOK_INTERVAL_S)
@@ -252,8 +253,9 @@ class Batch:
 
     def _end(self, job: RunningJob) -> None:
         left = job.end_leftovers()
-        if left:
-            _log.warning("#%d : process %s cannot be ended", job.plan.number, " ".join(map(str, left)))
+        if job.left:
+            which = " ".join(map(str, left)) or "of it"
+            _log.warning("#%d : a process (%s) cannot be ended, and may hold its devices", job.plan.number, which)
         self._hub.remove(job)
         self._compare_configs(job)
         verdict = self._verdict(job)

@@ -30,11 +30,11 @@ GIVE_UP_S = 60.0
 
 @dataclass(frozen=True)
 class Started:
-    """Keeper to launcher: the ranks run.
+    """Keeper to launcher: it is there, and then once more, that the ranks run.
 
     Attributes:
         keeper: Pid of the keeper.
-        ranks: One pid a rank.
+        ranks: One pid a rank; empty: they are still to be started, which may take a while on a dead disk.
     """
 
     keeper: int
@@ -144,9 +144,10 @@ class _Group:
             if time.monotonic() > killing_since + _NAME_LEFT_S and not named:
                 named = True
                 self._tell(Note(f"process {_left()} does not end although it was killed"))
-        if _process.has_children():
+        left = _process.has_children()
+        if left:
             self._tell(Note(f"process {_left()} cannot be ended, and may hold its devices"))
-        return replace(self._rules.report(), began_at=self._began_at)
+        return replace(self._rules.report(), began_at=self._began_at, left=left)
 
     def _act(self, action: Action) -> None:
         if action is Action.DUMP:
@@ -168,6 +169,7 @@ class _Group:
 
     def _start_ranks(self) -> None:
         spec = self._spec
+        self._tell(Started(os.getpid(), ()))
         for rank, (own, log_file) in enumerate(zip(spec.rank_environments, spec.log_files, strict=True)):
             try:
                 process = _process.start_rank(spec.argv, spec.cwd, {**spec.environment, **own}, log_file, self._held)

@@ -12,6 +12,7 @@ import json
 import os
 import stat
 import time
+from collections.abc import Collection
 from urllib.parse import quote
 
 from ._errors import OptionError
@@ -32,14 +33,16 @@ class DeviceLocks:
 
     Args:
         owner: The sweep, for others who wait for it.
+        inherited: Names of devices that a sweep of which this process is a rank has locked for it.
         folder: Where the lock files are; made if it is not there.
 
     Raises:
         OptionError: when the folder cannot be used.
     """
 
-    def __init__(self, owner: str, folder: str = FOLDER) -> None:
+    def __init__(self, owner: str, inherited: Collection[str] = (), folder: str = FOLDER) -> None:
         self._owner = owner
+        self._inherited = inherited
         self._folder = folder
         self._descriptors: dict[str, int] = {}
         self._touched_at = time.monotonic()
@@ -72,7 +75,7 @@ class DeviceLocks:
         Raises:
             OptionError: when the lock file cannot be used.
         """
-        if name in self._descriptors:
+        if name in self._descriptors or name in self._inherited:
             return True
         self._make_folder()
         try:
@@ -118,7 +121,8 @@ class DeviceLocks:
         if time.monotonic() - self._touched_at > _TOUCH_INTERVAL_S:
             self._touched_at = time.monotonic()
             for descriptor in self._descriptors.values():
-                os.utime(descriptor)
+                with contextlib.suppress(OSError):
+                    os.utime(descriptor)
 
     def holder(self, name: str) -> str:
         """Say who has a device that could not be had."""

@@ -196,6 +196,7 @@ def write_job(
         payload_digest=_files.write_payload(paths, job.payload),
         job_num=job.number,
         sweep_dir=job.frozen.sweep_dir,
+        locked=sweep.gate.lock_names(place.devices),
     )
     argv, cwd = rank_command(sweep.entry, sweep.settings.wrapper, job.run_dir, job.overrides)
     spec = GroupSpec(

@@ -51,8 +51,13 @@ def reserve_port(address: str | None, number: int | None) -> ReservedPort:
         try:
             family, *_, place = socket.getaddrinfo(host, number or 0, type=socket.SOCK_STREAM)[0]
             holder = socket.socket(family, socket.SOCK_STREAM)
-        except OSError as error:
-            tried.append(f"{host}: {error.strerror or error}")
+        except (OSError, UnicodeError) as error:
+            tried.append(f"{host}: {getattr(error, 'strerror', None) or error}")
+            if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+                raise StartError(
+                    f"No port can be reserved: {tried[-1]}. Raise the limit (`ulimit -n`), or run fewer jobs at once "
+                    "(hydra.launcher.max_parallel_jobs)."
+                ) from None
             continue
         try:
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -48,6 +48,7 @@ class RunningJob:
         lost_at: When it had said its last word, or ended without one, monotonic seconds.
         report: The keeper's last word.
         buried: Whether the spawner said that the keeper and all below it are gone.
+        left: Whether something of it could not be ended.
         compared: Whether `check_config` has been done.
         difference: What it found; empty: nothing.
     """
@@ -68,6 +69,7 @@ class RunningJob:
     lost_at: float | None = None
     report: GroupReport | None = None
     buried: bool = False
+    left: bool = False
     compared: bool = False
     difference: str = ""
 
@@ -85,7 +87,7 @@ class RunningJob:
                 self.report = message
             elif isinstance(message, _keeper.Note):
                 lines.append(message.text)
-            elif isinstance(message, _keeper.Started):
+            elif isinstance(message, _keeper.Started) and self.keeper is None:
                 self.keeper = _process.ProcessHandle(message.keeper)
         if (self.channel.lost or self.report is not None) and self.lost_at is None:
             self.lost_at = time.monotonic()
@@ -144,8 +146,11 @@ class RunningJob:
     def end_leftovers(self) -> list[int]:
         """End what a lost keeper left behind where the spawner was lost, too, and return what cannot be ended."""
         if self.report is not None:
+            self.left = self.report.left
             return []
-        return _process.kill_marked("TORCHELASTIC_RUN_ID", self.run_id, _ANSWER_S)
+        found = _process.kill_marked("TORCHELASTIC_RUN_ID", self.run_id, _ANSWER_S)
+        self.left |= bool(found)
+        return found
 
     def compare_configs(self) -> bool:
         """Compare what the ranks resolved, once, as soon as every rank has written it; return whether it differs."""
@@ -176,7 +181,7 @@ class RunningJob:
 
     def next_attempt(self, verdict: Verdict, settings: LaunchSettings) -> Attempt | None:
         """Return how to start the job once more, now that it is over; None: its end stands."""
-        if verdict.completed:
+        if verdict.completed or self.left:
             return None
         last = self.attempt
         following = replace(last, number=last.number + 1)
@@ -215,8 +220,11 @@ def make_tees(plan: PlannedJob, paths: _files.JobPaths, shown: tuple[int, ...] |
 def _differing_keys(files: list[str]) -> list[str]:
     configs = []
     for file in files:
-        with open(file, encoding="utf-8") as opened:
-            configs.append(json.load(opened))
+        try:
+            with open(file, encoding="utf-8") as opened:
+                configs.append(json.load(opened))
+        except (OSError, ValueError):
+            return []  # The job has deleted or changed it: what it did not keep cannot be compared.
     keys = {key: None for config in configs for key in config}
     own = ("hydra.output_subdir", "hydra.job_logging.handlers.")
     return [key for key in keys if not key.startswith(own) and len({str(config.get(key)) for config in configs}) > 1]

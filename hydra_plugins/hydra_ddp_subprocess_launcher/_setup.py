@@ -97,8 +97,8 @@ def _pool_and_gate(settings: LaunchSettings, sweep_dir: str) -> tuple[Pool, Devi
     devices = find_devices(settings.devices, variable, os.environ, nvml)
     pool = Pool(devices, settings.jobs_per_device, settings.max_parallel_jobs)
     pool.nproc(settings.nproc_per_node)
-    # A rank's devices are its job's: that sweep has the locks.
-    wanted = bool(devices) and settings.lock_devices and not _environment.is_rank(os.environ)
-    locks = DeviceLocks(os.path.abspath(sweep_dir)) if wanted else None
+    locks = None
+    if devices and settings.lock_devices:
+        locks = DeviceLocks(os.path.abspath(sweep_dir), _environment.locked_for_this_rank(os.environ))
     names = name_devices(devices, variable, nvml)
     return pool, DeviceGate(names, nvml, locks, settings.min_free_memory_gb)

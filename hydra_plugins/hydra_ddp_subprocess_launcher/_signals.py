@@ -52,6 +52,17 @@ def describe_exit(code: int) -> str:
     return f"signal {-code} ({name})"
 
 
+class InsistedError(KeyboardInterrupt):
+    """A signal to stop came while an earlier one has not been looked at for long.
+
+    A KeyboardInterrupt, so that nobody takes it for an error of what he called.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
 class RecordedSignals:
     """Signals that arrived, in order, for an event loop to act on.
 
@@ -80,7 +91,7 @@ class RecordedSignals:
             self._waits_since = now
         elif now - self._waits_since > _STUCK_S:
             # As in a write to a terminal that nobody reads.
-            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+            raise InsistedError(number)
 
     def take(self) -> list[int]:
         """Return and forget what arrived since the last call."""

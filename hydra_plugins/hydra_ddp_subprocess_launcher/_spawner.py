@@ -6,6 +6,7 @@ which a fork should copy; and because what a killed keeper leaves behind is hand
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import signal
@@ -32,9 +33,10 @@ _END_S = 5.0
 # Seconds of SIGKILL after which what a lost keeper left is given up, and between two rounds.
 GIVE_UP_S = 4.0
 _KILL_INTERVAL_S = 0.01
-# Launcher to spawner: number of a job, with the descriptor of its keeper's socket. Back: that number, exit code.
+# Launcher to spawner: number of a job, with the descriptor of its keeper's socket. Back: that number, exit code,
+# whether something was left.
 _JOB = struct.Struct("!q")
-_ENDED = struct.Struct("!qi")
+_ENDED = struct.Struct("!qi?")
 # Linux passes no more descriptors in one message; one of them is the keeper's socket.
 _MOST_DESCRIPTORS = 253
 MOST_HELD = _MOST_DESCRIPTORS - 1
@@ -42,15 +44,17 @@ MOST_HELD = _MOST_DESCRIPTORS - 1
 
 @dataclass(frozen=True)
 class KeeperEnded:
-    """A keeper ended, and nothing that it owned is alive.
+    """A keeper ended, and nothing that it owned is alive, unless something is left.
 
     Attributes:
         job: Number of the job.
         code: The keeper's exit code; anything but 0 means that it was lost. A signal as its negative number.
+        left: Whether a process of it could not be ended.
     """
 
     job: int
     code: int
+    left: bool = False
 
 
 class SpawnerLink:
@@ -155,14 +159,19 @@ def main(descriptor: int, launcher: int) -> None:
         selector.register(sock, selectors.EVENT_READ)
         selector.register(arrived.wakeup, selectors.EVENT_READ)
         connected = True
+        lost_at = math.inf
         while connected or keepers or dead:
-            for key, _ in selector.select(_KILL_INTERVAL_S if dead else None):
-                if key.fileobj is sock and not _accept_job(sock, keepers, launcher):
+            for key, _ in selector.select(_KILL_INTERVAL_S if dead else None if connected else GIVE_UP_S):
+                if key.fileobj is sock and not _accept_job(sock, keepers, dead, launcher):
                     selector.unregister(sock)
                     connected = False
+                    lost_at = time.monotonic()
             if signal.SIGCONT in arrived.take() or not connected:
                 # One that somebody stopped could neither see that the launcher is gone nor tell it of its start.
                 _signals.send_signal(list(keepers), signal.SIGCONT)
+            if time.monotonic() > lost_at + GIVE_UP_S:
+                # One that is stuck, as in the start of a rank on a dead disk, will not end by itself.
+                _signals.send_signal(list(keepers), signal.SIGKILL)
             _bury(sock, keepers, dead)
 
 
@@ -194,7 +203,7 @@ class _Dead:
     until: float
 
 
-def _accept_job(sock: socket.socket, keepers: dict[int, _Kept], launcher: int) -> bool:
+def _accept_job(sock: socket.socket, keepers: dict[int, _Kept], dead: Sequence[_Dead], launcher: int) -> bool:
     """Fork a keeper for the job that waits on `sock`; return whether the launcher is still there."""
     try:
         data, descriptors, _, _ = socket.recv_fds(sock, _JOB.size, _MOST_DESCRIPTORS)
@@ -214,7 +223,8 @@ def _accept_job(sock: socket.socket, keepers: dict[int, _Kept], launcher: int) -
             os.setsid()
             sock.close()
             # What other jobs hold must be free when they are over, not when this one is.
-            _close(held for other in keepers.values() for held in other.held)
+            others = [*keepers.values(), *(one.kept for one in dead)]
+            _close(held for other in others for held in other.held)
             with socket.socket(fileno=descriptors[0]) as own:
                 keep_job(own, launcher, descriptors[1:])
             code = 0
@@ -233,7 +243,7 @@ def _decline(sock: socket.socket, job: int, descriptors: Sequence[int], why: str
         Channel(own).send(GroupReport((), StopReason.START_FAILED, 0, why))
     _close(descriptors[1:])
     try:
-        sock.send(_ENDED.pack(job, 0))
+        sock.send(_ENDED.pack(job, 0, False))
     except OSError:
         return  # The launcher is gone: nobody wants to know.
 
@@ -259,6 +269,6 @@ def _bury(sock: socket.socket, keepers: dict[int, _Kept], dead: list[_Dead]) -> 
         dead.remove(one)
         _close(one.kept.held)
         try:
-            sock.send(_ENDED.pack(one.kept.job, one.code))
+            sock.send(_ENDED.pack(one.kept.job, one.code, bool(orphans) and one.code != 0))
         except OSError:
             continue  # The launcher is gone: nobody wants to know.

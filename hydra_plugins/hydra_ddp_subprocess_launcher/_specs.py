@@ -112,6 +112,7 @@ class GroupReport:
         detail: What the reason alone does not tell, such as the message of a failed start; may be empty.
         began_at: The group's start, Unix time in seconds.
         finished: Whether every rank had stored its outcome before the group was ended, if it was.
+        left: Whether a process of it could not be ended.
     """
 
     exits: tuple[RankExit, ...]
@@ -120,6 +121,7 @@ class GroupReport:
     detail: str = ""
     began_at: float = 0.0
     finished: bool = False
+    left: bool = False
 
 
 @dataclass(frozen=True)

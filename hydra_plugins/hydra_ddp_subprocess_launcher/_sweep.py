@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from pathlib import Path
 
 from hydra.core.utils import JobReturn, configure_log, setup_globals
@@ -11,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from ._jobs import Batch
 from ._report import results_table, shown
 from ._setup import Sweep
+from ._signals import InsistedError
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +35,12 @@ def run_sweep(sweep: Sweep, job_overrides: list[list[str]], initial_job_idx: int
     try:
         _make_sweep_dir(sweep.config)
         batch = Batch(sweep, job_overrides, initial_job_idx)
-        results = batch.run()
+        try:
+            results = batch.run()
+        except InsistedError as error:
+            if error.number == signal.SIGINT:
+                raise
+            raise SystemExit(128 + error.number) from None
         _log.info("\n%s", shown(results_table(results)))
         return [result.job_return for result in results]
     finally:

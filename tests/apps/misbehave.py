@@ -135,7 +135,7 @@ class SlowToLoad:
 
 def load_slowly() -> int:
     behave.note("loading")
-    time.sleep(1)
+    time.sleep(float(os.environ.get("BEHAVE_LOAD_S", "1")))
     return 7
 
 

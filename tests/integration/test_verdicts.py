@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -55,17 +56,31 @@ def test_a_signal_while_a_value_is_loaded(runner: Runner, name: str, code: int) 
         assert notes.places() == [(0, 0), (0, 1)]
 
 
-def test_two_signals_in_a_row(runner: Runner) -> None:
-    """SIGTERM and SIGHUP together, as service managers send them, leave the ranks the time to end (B7)."""
+@pytest.mark.parametrize("both", [("SIGTERM", "SIGHUP"), ("SIGTERM", "SIGTERM"), ("SIGINT", "SIGINT")], ids=str)
+def test_two_signals_in_a_row(runner: Runner, both: tuple[str, str]) -> None:
+    """Two signals together, as service managers and wrappers send them, leave the ranks the time to end (B7)."""
     with misbehaving(runner, "+all=until_sigterm", GRACE) as (process, notes):
         runner.wait_until(lambda: notes.has("works_0") and notes.has("works_1"), what="two working ranks")
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            process.send_signal(number)
+        for name in both:
+            process.send_signal(getattr(signal, name))
+            time.sleep(0.03)
         code, output = finish(process)
-        assert code in (129, 143), output
+        assert code in (129, 130, 143), output
         assert "killing" not in output
         assert notes.places("end") == [(0, 0), (0, 1)]
         assert_nothing_left(runner)
+
+
+def test_an_impatient_user(runner: Runner) -> None:
+    """A second signal while the launching process is busy with a user's value ends it, and blames no value for it."""
+    with misbehaving(runner, "+r0=slow", env={"BEHAVE_LOAD_S": "20"}) as (process, notes):
+        runner.wait_until(lambda: notes.has("loading"), what="the value")
+        for _ in range(2):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(1.2)
+        code, output = finish(process)
+        assert code == 143, output
+        assert "lost" not in output
 
 
 def test_sigterm_to_every_process_of_a_job(runner: Runner) -> None:
