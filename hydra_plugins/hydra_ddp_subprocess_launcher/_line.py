@@ -77,6 +77,8 @@ class Line:
         """Most ranks that can run at a time, as far as the jobs' sizes are known."""
         pool = self._sweep.pool
         unknown = len(self._overrides) - len(self._sizes)
+        if len(set(self._sizes)) == 1 and not unknown:
+            return self.most_jobs * self._sizes[0]
         sizes = self._sizes + [max(1, *self._sizes, len(pool.devices))] * unknown
         # The largest ones together, as far as there is room for them.
         together = sum(sorted(sizes)[-int(min(len(sizes), pool.limit)) :])
