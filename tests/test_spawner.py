@@ -132,6 +132,20 @@ GRANDCHILDREN = {
 }
 
 
+def test_more_jobs_than_the_queue_holds(link: SpawnerLink) -> None:
+    """A spawner that is asked for hundreds of keepers at once is not taken for a lost one."""
+    channels = [Channel(link.start_keeper(number)) for number in range(300)]
+    assert not link.lost
+    for channel in channels:
+        channel.close()
+    ended: list[int] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while len(ended) < 300 and time.monotonic() < deadline:
+        select.select([link], [], [], 0.1)
+        ended += [one.job for one in link.receive()]
+    assert sorted(ended) == list(range(300))
+
+
 def test_no_process_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a keeper cannot be forked the job is answered with the reason, and the spawner serves on."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import select
 import selectors
 import signal
 import socket
@@ -94,6 +95,10 @@ class SpawnerLink:
         """
         ours, theirs = socket.socketpair()
         with theirs:
+            # With hundreds of jobs at once its queue can be full for a moment.
+            queue = select.poll()
+            queue.register(self._sock, select.POLLOUT)
+            queue.poll(_END_S * 1000)
             try:
                 socket.send_fds(self._sock, [_JOB.pack(job)], [theirs.fileno(), *held])
             except OSError:
