@@ -206,12 +206,18 @@ def kept_by_basic_launcher(folder: Path, jobs: tuple[int, int] = (20, 120)) -> f
     return (memory[1] - memory[0]) / (jobs[1] - jobs[0])
 
 
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
 def _watch(process: subprocess.Popen[bytes], soaked: Soaked, begun: Callable[[], int], deadline: float) -> None:
     serving = 0
     while process.poll() is None and time.monotonic() < deadline:
         jobs = begun()
         try:
-            spawner = next(iter(children_of(process.pid)), 0)
+            # One that still starts has not its name yet, nor the memory that it will have.
+            named = [pid for pid in children_of(process.pid) if name_of(pid) == "ddp-spawner"]
+            spawner = next(iter(named), 0)
         except OSError:
             break  # It ended just now.
         if spawner not in (0, serving):
