@@ -6,8 +6,9 @@ import contextlib
 import hashlib
 import os
 import pickle
+import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from ._errors import LauncherError
 from ._specs import Outcome, Payload
 
 _EARLIER = "earlier_"
+_IS_EARLIER = re.compile(r"earlier_\d+")
+_CLAIM = "claim"
+_JOURNAL = "journal.jsonl"
 
 
 @dataclass(frozen=True)
@@ -63,24 +67,65 @@ class JobPaths:
         return os.path.join(self.folder, f"config_{rank}.json")
 
 
+@dataclass(frozen=True)
+class SweepPaths:
+    """Every path of a sweep.
+
+    Attributes:
+        sweep_dir: Sweep directory, absolute.
+    """
+
+    sweep_dir: str
+
+    @property
+    def folder(self) -> str:
+        """The one folder of ours in the sweep directory; also a job's, where its run directory is that one."""
+        return os.path.join(self.sweep_dir, ".ddp")
+
+    @property
+    def claim(self) -> str:
+        """Is locked while the sweep runs."""
+        return os.path.join(self.folder, _CLAIM)
+
+    @property
+    def journal(self) -> str:
+        """What has happened, a line an event."""
+        return os.path.join(self.folder, _JOURNAL)
+
+    @property
+    def results(self) -> str:
+        """The table of the jobs that are over, for people and programs."""
+        return os.path.join(self.sweep_dir, "results.csv")
+
+
 def make_job_folder(paths: JobPaths) -> None:
     """Make the run directory and an empty folder of ours in it; what an earlier job left there moves aside within it.
 
     Raises:
         OSError: when the directory cannot be made or written.
     """
-    os.makedirs(paths.run_dir, exist_ok=True)
-    aside = os.path.join(paths.run_dir, f".ddp-{os.getpid()}")
-    with contextlib.suppress(FileNotFoundError):
-        os.rename(paths.folder, aside)
-    os.mkdir(paths.folder)
-    if os.path.isdir(aside):
-        earlier = [entry for entry in os.listdir(aside) if entry.startswith(_EARLIER)]
-        for entry in earlier:
-            os.rename(os.path.join(aside, entry), os.path.join(paths.folder, entry))
-        # Not their count: somebody may have deleted one.
-        taken = [int(entry.removeprefix(_EARLIER)) for entry in earlier if entry.removeprefix(_EARLIER).isdecimal()]
-        os.rename(aside, os.path.join(paths.folder, f"{_EARLIER}{max(taken, default=-1) + 1}"))
+    os.makedirs(paths.folder, exist_ok=True)
+    move_aside(paths.folder, [entry for entry in os.listdir(paths.folder) if entry not in (_CLAIM, _JOURNAL)])
+
+
+def move_aside(folder: str, entries: Sequence[str]) -> str | None:
+    """Move entries of a folder into a new `earlier_<n>` in it, and return that; None: there were none to move.
+
+    Args:
+        folder: The folder.
+        entries: Their names, or paths; what is an earlier one already stays.
+    """
+    moved = [entry for entry in entries if not os.path.basename(entry).startswith(_EARLIER)]
+    if not moved:
+        return None
+    # Not their count: somebody may have deleted one.
+    taken = [int(name.removeprefix(_EARLIER)) for name in os.listdir(folder) if _IS_EARLIER.fullmatch(name)]
+    aside = os.path.join(folder, f"{_EARLIER}{max(taken, default=-1) + 1}")
+    os.mkdir(aside)
+    for entry in moved:
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(os.path.join(folder, entry), os.path.join(aside, os.path.basename(entry)))
+    return aside
 
 
 @contextlib.contextmanager

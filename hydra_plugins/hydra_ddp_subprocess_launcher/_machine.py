@@ -1,9 +1,10 @@
-"""What the machine gives this process: its system, processor cores and first environment."""
+"""What the machine tells: its system and name, this process's cores and first environment, and other processes."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -47,3 +48,29 @@ def start_environment() -> Mapping[str, str] | None:
         return None
     pairs = (entry.split(b"=", 1) for entry in raw.split(b"\0") if b"=" in entry)
     return {os.fsdecode(name): os.fsdecode(value) for name, value in pairs}
+
+
+def host() -> str:
+    """Return the name of this machine."""
+    return socket.gethostname()
+
+
+def process_start(pid: int) -> str:
+    """Return what tells a process from a later one with its number: boot and start; empty where that is not known."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+    return f"{boot} {ticks}"
+
+
+def is_running(pid: int) -> bool:
+    """Return whether there is a process with this number."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # Somebody else's.
+    return True
