@@ -24,3 +24,12 @@ class OnConfigDifference(Enum):
 
     warn = "warn"
     error = "error"
+
+
+class ShowProgress(Enum):
+    """How a sweep shows what its jobs do."""
+
+    auto = "auto"
+    rich = "rich"
+    plain = "plain"
+    none = "none"

@@ -28,12 +28,14 @@ class ProgramEntry:
 
     Attributes:
         program: How.
-        flags: Config flags of the sweep's command line.
+        flags: Config flags of the sweep's command line that a rank needs, too.
+        config_name: The flag that names the primary config; empty: there was none.
         task: Which of the program's functions.
     """
 
     program: _program.Program
     flags: tuple[str, ...]
+    config_name: tuple[str, ...]
     task: TaskId
 
 
@@ -75,8 +77,9 @@ def find_entry(chosen: Entry, task_function: TaskFunction) -> ProgramEntry | Fun
         _check_picklable(task_function, reason or "hydra.launcher.entry=function")
         return FunctionEntry(start)
     flags = _program.config_flags(start.argv[1:], get_args_parser())
+    config_name = _program.config_name_flag(start.argv[1:], get_args_parser())
     task = _tasks.identify(task_function, _tasks.LAUNCHER_SWEEPS)
-    return ProgramEntry(_program.find_program(start), tuple(flags), task)
+    return ProgramEntry(_program.find_program(start), tuple(flags), tuple(config_name), task)
 
 
 def process_start() -> _program.ProcessStart:

@@ -6,11 +6,9 @@ import logging
 import os
 import selectors
 import signal
-import sys
 import time
-from dataclasses import dataclass
 
-from hydra.core.utils import JobReturn
+from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig
 
 from . import _environment, _keeper, _machine, _results, _signals
@@ -18,12 +16,14 @@ from ._choices import OnConfigDifference
 from ._errors import JobFailedError, LauncherError, OptionError
 from ._hub import Hub
 from ._line import Line
-from ._logs import LOOK_INTERVAL_S, LogView
+from ._logs import LOOK_INTERVAL_S
 from ._plan import Attempt, Place, PlannedJob, start_error, write_job
 from ._port import reserve_port
-from ._report import JobResult, duration, override_line, results_table, shown
+from ._progress import Progress
+from ._report import shown
+from ._restarts import Pause, Restarts
 from ._results import Verdict
-from ._running import RunningJob, make_tees
+from ._running import RunningJob
 from ._setup import Sweep
 
 _log = logging.getLogger(__name__)
@@ -34,23 +34,8 @@ _ASK_INTERVAL_S = 0.5
 # Seconds within which signals are one order: service managers send SIGTERM and SIGHUP together, and a wrapper passes on
 # the SIGINT that a terminal sends to all.
 _ONE_ORDER_S = 0.3
-
-
-@dataclass(frozen=True)
-class _Again:
-    """A job that is to be started once more.
-
-    Attributes:
-        plan: The job.
-        devices: Which it keeps.
-        attempt: The start that follows.
-        verdict: How the last one ended.
-    """
-
-    plan: PlannedJob
-    devices: tuple[str, ...]
-    attempt: Attempt
-    verdict: Verdict
+# SIGCONT, as a shell may have written onto the board while this process was stopped.
+_HEARD = (*_signals.STOP_SIGNALS, *_signals.FORWARDED_SIGNALS, *_signals.CONTINUED)
 
 
 class Batch:
@@ -65,17 +50,16 @@ class Batch:
     def __init__(self, sweep: Sweep, job_overrides: list[list[str]], first: int) -> None:
         self._sweep = sweep
         self._overrides = {first + place: overrides for place, overrides in enumerate(job_overrides)}
-        self._results: dict[int, JobResult] = {}
+        self._returns: dict[int, JobReturn] = {}
         self._stopped_by: int | None = None
         self._stopped_at = 0.0
-        self._view = LogView(sys.stdout)
-        self._again: dict[int, _Again] = {}
+        self._restarts = Restarts(sweep.gate)
         settings = sweep.settings
         self._line = Line(sweep, self._overrides, self._fail)
-        self._at_once = self._line.most_jobs
-        if settings.master_port is not None and self._at_once > 1:
+        at_once = self._line.most_jobs
+        if settings.master_port is not None and at_once > 1:
             raise OptionError(
-                f"hydra.launcher.master_port={settings.master_port} is one port, but {self._at_once} jobs run at once. "
+                f"hydra.launcher.master_port={settings.master_port} is one port, but {at_once} jobs run at once. "
                 "Leave it null, or set hydra.launcher.max_parallel_jobs=1."
             )
         self._base = _environment.with_omp_threads(
@@ -85,35 +69,40 @@ class Batch:
             self._line.most_ranks,
         )
         _log.info("Launching %s, OMP_NUM_THREADS=%s", self._line.summary, self._base["OMP_NUM_THREADS"])
+        self._progress = Progress(sweep, self._overrides, at_once)
 
-    def run(self) -> list[JobResult]:
-        """Run all jobs and return one result a job, in order.
+    def run(self) -> list[JobReturn]:
+        """Run all jobs and return one JobReturn a job, in order.
 
         Raises:
             KeyboardInterrupt: after Ctrl-C, when every rank is gone.
             SystemExit: after SIGTERM or SIGHUP, likewise, unless a handler that was there before decides otherwise.
         """
-        signals = (*_signals.STOP_SIGNALS, *_signals.FORWARDED_SIGNALS)
-        with _signals.recorded_signals(signals, impatient=True) as arrived, selectors.DefaultSelector() as selector:
-            self._hub = Hub(selector)
-            selector.register(arrived.wakeup, selectors.EVENT_READ)
-            try:
-                while self._line.waiting or self._hub.running or self._again:
-                    self._act_on(arrived.take())
-                    self._start_again()
-                    started = self._start_next()
-                    self._wait(ready=started or self._line.has_work)
-                    self._look_at_running()
-                    self._line.work()
-                self._wait_for_devices(arrived)
-            finally:
-                self._hub.close()
-                self._sweep.gate.close()
+        with _signals.recorded_signals(_HEARD, impatient=True) as arrived, self._progress.shown():
+            with selectors.DefaultSelector() as selector:
+                self._hub = Hub(selector)
+                selector.register(arrived.wakeup, selectors.EVENT_READ)
+                try:
+                    self._run_all(arrived)
+                finally:
+                    self._hub.close()
+                    self._sweep.gate.close()
             # What came while the last job was looked at, or its spawner ended, counts as well.
             self._act_on(arrived.take())
         if self._stopped_by is not None:
             self._leave(self._stopped_by)
-        return [self._results[number] for number in self._overrides]
+        self._progress.finish()
+        return [self._returns[number] for number in self._overrides]
+
+    def _run_all(self, arrived: _signals.RecordedSignals) -> None:
+        while self._line.waiting or self._hub.running or self._restarts:
+            self._act_on(arrived.take())
+            self._start_again()
+            started = self._start_next()
+            self._wait(ready=started or self._line.has_work)
+            self._look_at_running()
+            self._line.work()
+        self._wait_for_devices(arrived)
 
     # Signals
 
@@ -124,12 +113,15 @@ class Batch:
                     job.channel.send(_keeper.Forward(number))
             elif number in _signals.STOP_SIGNALS:
                 self._stop(number)
+            else:
+                self._progress.resumed()
 
     def _stop(self, number: int) -> None:
         now = time.monotonic()
         again = self._stopped_by is not None
         if self._stopped_by is None:
             self._stopped_by, self._stopped_at = number, now
+            self._progress.stopped(signal.Signals(number).name)
         elif now - self._stopped_at < _ONE_ORDER_S:
             return
         self._line.clear()
@@ -141,11 +133,11 @@ class Batch:
             job.stop(signal.Signals(number).name, at_once=again)
 
     def _leave(self, number: int) -> None:
-        unfinished = len(self._overrides) - sum(result.completed for result in self._results.values())
+        completed = sum(one.status is JobStatus.COMPLETED for one in self._returns.values())
+        count = len(self._overrides)
         name = signal.Signals(number).name
-        _log.warning("Stopped by %s: %d of %d jobs did not complete", name, unfinished, len(self._overrides))
-        if self._results:
-            _log.info("\n%s", shown(results_table([self._results[number] for number in sorted(self._results)])))
+        _log.warning("Stopped by %s: %d of %d jobs did not complete", name, count - completed, count)
+        self._progress.finish()
         handler = signal.getsignal(number)
         if callable(handler):
             handler(number, None)
@@ -159,7 +151,6 @@ class Batch:
         if following is None:
             return False
         plan, devices = following
-        _log.info("\t#%d : %s", plan.number, shown(override_line(plan.overrides)))
         error = self._start(plan, devices, Attempt())
         if error is not None:
             self._line.job_ended(plan.number)
@@ -168,16 +159,14 @@ class Batch:
 
     def _start_again(self) -> None:
         """Start jobs once more whose devices have let go of the last start."""
-        for number, again in list(self._again.items()):
-            if self._stopped_by is None and not self._sweep.gate.ready(again.devices):
-                continue
-            del self._again[number]
-            error = None if self._stopped_by is not None else self._start(again.plan, again.devices, again.attempt)
+        stopped = self._stopped_by is not None
+        for pause in self._restarts.take_ready(all_of_them=stopped):
+            error = None if stopped else self._start(pause.plan, pause.devices, pause.following)
             if error is not None:
                 # What it failed of before says more than that.
-                _log.error("#%d : cannot be started again: %s", number, shown(str(error)))
-            if error is not None or self._stopped_by is not None:
-                self._end_for_good(again.plan, again.attempt, again.verdict)
+                _log.error("#%d : cannot be started again: %s", pause.plan.number, shown(str(error)))
+            if error is not None or stopped:
+                self._end_for_good(pause.plan, pause.following, pause.verdict)
 
     def _fail(self, number: int, error: Exception) -> None:
         self._finish(number, None, "", None, _results.failed_before_start(error))
@@ -186,7 +175,7 @@ class Batch:
         """Start a job on its devices; return why it could not be."""
         port = None
         try:
-            self._hub.refuse_shared_directory(plan.run_dir, (again.plan for again in self._again.values()))
+            self._hub.refuse_shared_directory(plan.run_dir, self._restarts)
             self._sweep.sources.check(self._sweep.settings.code_changed)
             port = reserve_port(self._sweep.settings.master_addr, self._sweep.settings.master_port)
             place = Place(devices, port)
@@ -197,10 +186,11 @@ class Batch:
                 port.release()
             return start_error(error, plan)
         channel.send(spec)
-        tees = make_tees(plan, paths, self._sweep.settings.tee_ranks, alone=self._at_once == 1)
+        tees = self._progress.tees(plan, paths)
         run_id = spec.environment["TORCHELASTIC_RUN_ID"]
         job = RunningJob(plan, paths, place, attempt, run_id, spec.limits, link, channel, tees)
         self._hub.add(job)
+        self._progress.started(plan, attempt, place)
         if self._stopped_by is not None:
             job.stop("the sweep was stopped")
         return None
@@ -212,21 +202,21 @@ class Batch:
         timeout = 0.0
         if not ready and self._looks_are_due():
             timeout = LOOK_INTERVAL_S
-        elif not ready and (self._line.blocked or self._again):
+        elif not ready and (self._line.blocked or self._restarts):
             timeout = _ASK_INTERVAL_S
         elif not ready and self._hub.running:
             timeout = _INSIST_INTERVAL_S
-        self._hub.wait(self._view.due_s(timeout))
+        self._hub.wait(self._progress.due_s(timeout))
 
     def _looks_are_due(self) -> bool:
         comparing = self._sweep.settings.check_config is not None
         return any(job.tees or (comparing and not job.compared) for job in self._hub.running.values())
 
     def _look_at_running(self) -> None:
-        self._view.begin_round()
+        self._progress.begin_round()
         for job in list(self._hub.running.values()):
             over = job.over
-            all_shown = self._view.show(job.tees, last=over)
+            all_shown = self._progress.show(job.tees, last=over)
             self._compare_configs(job)
             if not over:
                 job.insist(time.monotonic())
@@ -264,15 +254,13 @@ class Batch:
             # The ranks may have been done before the difference was seen. To start again would not mend it.
             verdict = _results.failed_before_start(JobFailedError(f"{job.difference} (check_config=error)"))
             again = None
-        if again is not None:
-            line = shown(override_line(job.plan.overrides))
-            _log.error("#%d : %s: %s\n%s", job.plan.number, again.why, line, shown(verdict.block))
-            self._line.pause(job.plan.number)
-            if not self._sweep.gate.ready(job.place.devices):
-                _log.info("#%d : waits until its devices are free for its next start", job.plan.number)
-            self._again[job.plan.number] = _Again(job.plan, job.place.devices, again, verdict)
-        else:
+        if again is None:
             self._end_for_good(job.plan, job.attempt, verdict)
+            return
+        self._progress.paused(job.plan, again.why, verdict)
+        self._line.pause(job.plan.number)
+        if self._restarts.add(Pause(job.plan, job.place.devices, again, verdict)):
+            _log.info("#%d : waits until its devices are free for its next start", job.plan.number)
 
     def _end_for_good(self, plan: PlannedJob, attempt: Attempt, verdict: Verdict) -> None:
         self._line.job_ended(plan.number)
@@ -288,16 +276,7 @@ class Batch:
     def _finish(
         self, number: int, config: DictConfig | None, run_dir: str, seconds: float | None, verdict: Verdict
     ) -> None:
-        overrides = self._overrides[number]
-        job_return: JobReturn = _results.make_job_return(overrides, config, run_dir, self._sweep.task_name, verdict)
-        self._results[number] = JobResult(number, job_return, verdict.completed, verdict.cause, seconds)
-        for line in verdict.warnings:
-            _log.warning("#%d : %s", number, shown(line))
-        if not verdict.completed:
-            _log.error(
-                "#%d : FAILED after %s: %s\n%s",
-                number,
-                duration(seconds),
-                shown(override_line(overrides)),
-                shown(verdict.block),
-            )
+        self._returns[number] = _results.make_job_return(
+            self._overrides[number], config, run_dir, self._sweep.task_name, verdict
+        )
+        self._progress.ended(number, verdict, seconds)

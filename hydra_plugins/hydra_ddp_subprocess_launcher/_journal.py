@@ -17,22 +17,17 @@ _log = logging.getLogger(__name__)
 
 
 class Journal:
-    """Keep the records of a sweep, in memory and in its directory.
+    """Append events to a file.
 
     Args:
-        path: The file; None: in memory alone.
-
-    Attributes:
-        record: What is known by now.
+        path: The file; None: events go nowhere.
     """
 
     def __init__(self, path: str | None) -> None:
         self._path = path
-        self.record = SweepRecord()
 
     def append(self, event: Event) -> None:
-        """Take note of an event. One that cannot be written is said once; the sweep goes on."""
-        self.record.apply(event)
+        """Write an event down. One that cannot be written is said once; the sweep goes on."""
         if self._path is None:
             return
         # All ASCII, as JSON escapes the rest, such as bytes of a file name. One write: whole, or torn at its end.
@@ -46,8 +41,7 @@ class Journal:
                 os.close(descriptor)
         except OSError as error:
             _log.warning(
-                "%s cannot be written: %s. `hydra-ddp` and results.csv will lack what happens from now on; the jobs go "
-                "on.",
+                "%s cannot be written: %s. `hydra-ddp` will not know what happens from now on; the jobs go on.",
                 self._path,
                 error.strerror or error,
             )

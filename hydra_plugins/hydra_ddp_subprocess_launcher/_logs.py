@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import codecs
 import os
+import re
 import select
+import time
 from collections.abc import Sequence
-from typing import TextIO
+from typing import BinaryIO, Protocol, TextIO
 
 # Seconds between two looks at logs that are shown.
 LOOK_INTERVAL_S = 0.1
-# Pieces of one log to show before all else is looked at.
-_SHOWN_PIECES = 16
+# Of all logs together, at one look: more than anybody can read, and little work.
+_ROUND_BYTES = 512 * 1024
+_LEAST_SHARE = 4 * 1024
+# Pieces of the log of a rank that has ended to show before all else is looked at.
+_LAST_PIECES = 16
+# From here on what is shown would only get older and older.
+_MOST_BEHIND = 8 * 1024 * 1024
 _TAIL_BYTES = 16 * 1024
 _READ_BYTES = 64 * 1024
 # Characters: a pipe that takes anything takes 4096 bytes, and a character has at most four.
 _PIECE = 1024
+# Escape sequences, whole or not, and other control characters than a tab: what a terminal would obey.
+_CONTROLS = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]?|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
+)
+_COLORS = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def last_lines(path: str, count: int) -> list[str]:
@@ -30,7 +42,7 @@ def last_lines(path: str, count: int) -> list[str]:
     return [line for line in lines if line.strip()][-count:]
 
 
-def _last_state(line: str) -> str:
+def last_state(line: str) -> str:
     """Return what a terminal shows of a line with carriage returns; one at the end stays, as a line feed may follow."""
     start = line.rfind("\r", 0, len(line.rstrip("\r")))
     return line[start + 1 :]
@@ -41,45 +53,86 @@ class LogTee:
 
     Args:
         path: The log.
-        prefix: Put before each line, which is then shown when it is whole; empty: show text as it comes, so that
-            progress bars move.
+        prefix: Put before each line.
+        raw: Show text as it comes, so that progress bars move; else each line when it is whole, in its last state and
+            without what would move the cursor. A raw log has no prefix.
     """
 
-    def __init__(self, path: str, prefix: str) -> None:
+    def __init__(self, path: str, prefix: str, *, raw: bool = False) -> None:
         self._path = path
         self._prefix = prefix
+        self._raw = raw
         self._offset = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._rest = ""
 
-    def read(self, *, last: bool = False) -> str:
+    def read(self, most: int = _READ_BYTES, *, last: bool = False) -> str:
         """Return the next piece; empty: there is nothing new.
 
         Args:
+            most: Bytes of the log that may be read.
             last: Nothing more will come: an unfinished line is shown, too.
         """
         while True:
             try:
                 with open(self._path, "rb") as file:
-                    file.seek(self._offset)
-                    data = file.read(_READ_BYTES)
+                    left_out = self._skip(file)
+                    data = file.read(most)
             except OSError:
                 return ""  # Not there yet, or the run directory is gone: the log is what counts, this is a copy.
             self._offset += len(data)
-            shown = self._as_shown(self._decoder.decode(data, final=last and not data), last=last and not data)
+            text = left_out + self._decoder.decode(data, final=last and not data)
+            shown = self._as_shown(text, last=last and not data)
             # A piece of a long line or of a character cannot be shown yet, but more may have come.
             if shown or not data:
                 return shown
 
+    def _skip(self, file: BinaryIO) -> str:
+        """Go to where to read on, past what nobody could read any more; return a line that says so."""
+        behind = os.fstat(file.fileno()).st_size - self._offset
+        if behind <= _MOST_BEHIND:
+            file.seek(self._offset)
+            return ""
+        skipped = behind - _TAIL_BYTES
+        file.seek(self._offset + skipped)
+        skipped += len(file.readline(_TAIL_BYTES))
+        self._offset += skipped
+        self._decoder.reset()
+        return f"\n… {skipped / 1e6:.1f} MB left out here; all of it is in {self._path}\n"
+
     def _as_shown(self, text: str, *, last: bool) -> str:
-        if not self._prefix:
-            return text
+        if self._raw:
+            # What the launcher itself says next begins on a line of its own.
+            ended = self._rest.endswith("\n") if not text else text.endswith("\n")
+            self._rest = (self._rest + text)[-1:]
+            return text if not last or ended or not self._rest else f"{text}\n"
         if last and self._rest + text:
             text += "\n"
         *lines, rest = (self._rest + text).split("\n")
         # Of a line that is redrawn for hours only the last state is kept.
-        self._rest = _last_state(rest)
-        return "".join(f"{self._prefix}{_last_state(line).rstrip(chr(13))}\n" for line in lines)
+        self._rest = last_state(rest)
+        return "".join(f"{self._prefix}{_still(last_state(line))}\n" for line in lines)
+
+
+def printable(text: str) -> str:
+    """Return a text on one line, without anything that a terminal would obey."""
+    return _CONTROLS.sub("", text.replace("\t", " "))
+
+
+def _still(line: str) -> str:
+    """Return a line without what would move the cursor, and with its colours ended."""
+    still = _CONTROLS.sub(lambda found: found[0] if _COLORS.fullmatch(found[0]) else "", line)
+    return f"{still}\x1b[0m" if "\x1b" in still else still
+
+
+class Showing(Protocol):
+    """A place for text that does not wait for its reader."""
+
+    def show(self, text: str) -> None:
+        """Queue text."""
+
+    def drain(self) -> bool:
+        """Write what can be written now, and return whether nothing waits."""
 
 
 class Terminal:
@@ -112,6 +165,16 @@ class Terminal:
             self._waiting = ""
         return not self._waiting
 
+    def finish(self) -> None:
+        """Write all that waits, however long that takes."""
+        try:
+            if self._out is not None:
+                self._out.write(self._encodable(self._waiting))
+                self._out.flush()
+        except (OSError, ValueError):
+            self._out = None
+        self._waiting = ""
+
     def _is_writable(self) -> bool:
         assert self._out is not None
         try:
@@ -129,19 +192,29 @@ class Terminal:
 
 
 class LogView:
-    """Show what arrives in the logs of many ranks, a bounded amount at a time.
+    """Show what arrives in the logs of many ranks, as much at a time as a person could read.
 
     Args:
-        out: Standard output; None: it is closed.
+        terminal: Where.
     """
 
-    def __init__(self, out: TextIO | None) -> None:
-        self._terminal = Terminal(out)
+    def __init__(self, terminal: Showing) -> None:
+        self._terminal = terminal
         self._waits = False
+        self._due = False
+        self._next_at = 0.0
+        self._tees = 0
+        self._share = _READ_BYTES
 
     def begin_round(self) -> None:
         """Begin to look at all logs once."""
         self._waits = False
+        now = time.monotonic()
+        self._due = now >= self._next_at
+        if self._due:
+            self._next_at = now + LOOK_INTERVAL_S
+            self._share = max(_LEAST_SHARE, _ROUND_BYTES // max(1, self._tees))
+            self._tees = 0
 
     def show(self, tees: Sequence[LogTee], *, last: bool) -> bool:
         """Show what is new; return whether that was all.
@@ -150,16 +223,20 @@ class LogView:
             tees: One a log.
             last: Nothing more will come.
         """
-        shown = self._show_pieces(tees, last=last)
-        self._waits |= not shown
-        return shown
+        if not self._due and not last:
+            return False
+        self._tees += len(tees)
+        all_shown = self._show_pieces(tees, last=last)
+        # Who still writes is looked at again anyway.
+        self._waits |= last and not all_shown
+        return all_shown
 
     def _show_pieces(self, tees: Sequence[LogTee], *, last: bool) -> bool:
         for tee in tees:
-            for _ in range(_SHOWN_PIECES):
+            for _ in range(_LAST_PIECES if last else 1):
                 if not self._terminal.drain():
                     return False
-                text = tee.read(last=last)
+                text = tee.read(self._share, last=last)
                 if not text:
                     break
                 self._terminal.show(text)
@@ -171,4 +248,4 @@ class LogView:
         """Return in how many seconds to look again; `otherwise` if nothing is left from this round."""
         if not self._waits:
             return otherwise
-        return 0.0 if self._terminal.drain() else LOOK_INTERVAL_S
+        return 0.0 if self._terminal.drain() else min(otherwise, LOOK_INTERVAL_S)

@@ -216,6 +216,17 @@ def config_flags(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[s
     return flags
 
 
+def config_name_flag(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    """Return the flag of a Hydra command line that names the primary config, which a rank does not have.
+
+    Args:
+        argv: Arguments of the program, without its name.
+        parser: Hydra's own argument parser.
+    """
+    args, _ = parser.parse_known_args(list(argv))
+    return [] if args.config_name is None else ["--config-name", args.config_name]
+
+
 def program_command(
     wrapper: Sequence[str], program: Program, flags: Sequence[str], run_dir: str, overrides: Sequence[str]
 ) -> tuple[str, ...]:

@@ -191,12 +191,14 @@ class SweepRecord:
         jobs: By number, in the order in which the sweeper handed them over.
         at_once: Most jobs of the current batch that run at a time.
         stopped_by: Signal that stopped it; empty: none.
+        shared: Overrides that all of several jobs have.
     """
 
     began: SweepBegan | None = None
     jobs: dict[int, JobRecord] = field(default_factory=dict)
     at_once: int = 1
     stopped_by: str = ""
+    shared: frozenset[str] = frozenset()
 
     def apply(self, event: Event) -> None:
         """Take note of the next event."""
@@ -204,8 +206,11 @@ class SweepRecord:
             self.began, self.stopped_by = event, ""
         elif isinstance(event, JobsAdded):
             self.at_once = event.at_once
+            earlier = [self.shared] if len(self.jobs) > 1 else [job.overrides for job in self.jobs.values()]
             for number, overrides in enumerate(event.overrides, start=event.first):
                 self.jobs[number] = JobRecord(number, tuple(overrides))
+            if len(self.jobs) > 1:
+                self.shared = frozenset.intersection(*map(frozenset, [*earlier, *event.overrides]))
         elif isinstance(event, SweepStopped):
             self.stopped_by = event.signal
         elif event.job in self.jobs:

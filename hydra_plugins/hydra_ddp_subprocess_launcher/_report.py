@@ -6,31 +6,15 @@ import io
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from hydra.core.utils import JobReturn, filter_overrides
+from hydra.core.utils import filter_overrides
+
+from ._records import JobRecord, JobState
 
 _LEAST_WIDTH = 60
 _WIDTH_WITHOUT_TERMINAL = 120
-
-
-@dataclass(frozen=True)
-class JobResult:
-    """One finished job.
-
-    Attributes:
-        number: Number of the job.
-        job_return: What the sweeper gets.
-        completed: Whether it did.
-        cause: Why not, one line.
-        seconds: From the start of its ranks to the end of the last; None: they were never started.
-    """
-
-    number: int
-    job_return: JobReturn
-    completed: bool
-    cause: str
-    seconds: float | None
+_TITLES = ("job", "overrides", "status", "value", "time", "devices", "cause")
+_OPTIONAL = ("value", "devices", "cause")
 
 
 def override_line(overrides: Sequence[str]) -> str:
@@ -55,42 +39,37 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def results_table(results: Sequence[JobResult]) -> str:
-    """Return a table with one row a job."""
+def results_table(jobs: Sequence[JobRecord]) -> str:
+    """Return a table with one row a job. Columns in which nothing would stand are left out.
+
+    Args:
+        jobs: Jobs that are over.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    rows = [
+        {
+            "job": str(job.number),
+            "overrides": override_line(job.overrides),
+            "status": job.state.value,
+            "value": job.text,
+            "time": duration(job.seconds),
+            "devices": ",".join(job.devices),
+            "cause": job.cause,
+        }
+        for job in jobs
+    ]
     table = Table(box=None, pad_edge=False, header_style="")
-    for title, style in (
-        ("job", "right"),
-        ("overrides", "left"),
-        ("status", "left"),
-        ("value", "left"),
-        ("time", "right"),
-    ):
-        table.add_column(title, justify=style, overflow="fold")  # type: ignore[arg-type]
-    for result in results:
-        value = result.cause if not result.completed else _short(result.job_return._return_value)
-        cells = (
-            str(result.number),
-            override_line(result.job_return.overrides or ()),
-            "completed" if result.completed else "FAILED",
-            value,
-            duration(result.seconds),
-        )
-        table.add_row(*map(Text, cells))
+    titles = [title for title in _TITLES if title not in _OPTIONAL or any(row[title] for row in rows)]
+    for title in titles:
+        table.add_column(title, justify="right" if title in ("job", "time") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(row[title]) for title in titles))
     width = max(_LEAST_WIDTH, shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 24)).columns)
     out = io.StringIO()
     Console(file=out, width=width, color_system=None, legacy_windows=False).print(table)
-    failed = sum(not result.completed for result in results)
-    last = f"{len(results)} jobs: {len(results) - failed} completed, {failed} failed"
+    failed = sum(job.state is JobState.FAILED for job in jobs)
+    last = f"{len(jobs)} jobs: {len(jobs) - failed} completed, {failed} failed"
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + f"\n{last}"
-
-
-def _short(value: object) -> str:
-    try:
-        text = f"{value:.6g}" if isinstance(value, float) else " ".join(repr(value).split())
-    except Exception:  # noqa: BLE001  (a user's __repr__ may raise anything)
-        text = type(value).__name__
-    return text if len(text) <= 60 else text[:59] + "…"

@@ -50,6 +50,7 @@ class Verdict:
         block: The report for the moment of failure, several lines; empty when completed.
         warnings: Lines for the user although the job completed.
         remote: Fields for Hydra 1.4's JobReturn; may be empty.
+        rank: Rank that failed first; None: none did.
     """
 
     completed: bool
@@ -58,6 +59,7 @@ class Verdict:
     block: str = ""
     warnings: tuple[str, ...] = ()
     remote: tuple[tuple[str, object], ...] = ()
+    rank: int | None = None
 
 
 def judge(report: GroupReport, nproc: int, paths: JobPaths, run_id: str) -> Verdict:
@@ -130,13 +132,13 @@ def _failed(report: GroupReport, outcomes: Sequence[Outcome | None], paths: JobP
     outcome = outcomes[rank] if rank is not None else None
     error = _rebuilt_exception(outcome)
     if outcome is None or error is None:
-        return Verdict(False, JobFailedError(block), cause, block)
+        return Verdict(False, JobFailedError(block), cause, block, rank=rank)
     if outcome.remote:
         # Hydra 1.4 gives the exception its frames and causes back by itself.
-        return Verdict(False, error, cause, block, (), tuple(outcome.remote.items()))
+        return Verdict(False, error, cause, block, (), tuple(outcome.remote.items()), rank)
     # Past the class's own __setattr__, which may refuse.
     BaseException.__setattr__(error, "__cause__", RankTraceback(outcome.traceback))
-    return Verdict(False, error, cause, block)
+    return Verdict(False, error, cause, block, rank=rank)
 
 
 def _shortened(lines: Sequence[str]) -> list[str]:

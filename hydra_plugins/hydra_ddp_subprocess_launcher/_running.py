@@ -203,20 +203,6 @@ class RunningJob:
             self.keeper.close()
 
 
-def make_tees(plan: PlannedJob, paths: _files.JobPaths, shown: tuple[int, ...] | None, *, alone: bool) -> list[LogTee]:
-    """Return what shows the ranks of a job on the terminal.
-
-    Args:
-        plan: The job.
-        paths: Its files.
-        shown: Ranks to show; None: all.
-        alone: Whether jobs run one at a time: a single stream is then shown as it comes.
-    """
-    ranks = [rank for rank in range(plan.nproc) if shown is None or rank in shown]
-    bare = alone and len(ranks) == 1
-    return [LogTee(paths.log(rank), "" if bare else f"[job {plan.number} rank {rank}] ") for rank in ranks]
-
-
 def _differing_keys(files: list[str]) -> list[str]:
     configs = []
     for file in files:

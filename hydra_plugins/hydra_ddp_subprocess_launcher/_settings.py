@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, TypeVar
 
-from ._choices import Entry, OnCodeChange, OnConfigDifference
+from ._choices import Entry, OnCodeChange, OnConfigDifference, ShowProgress
 from ._errors import OptionError
 from ._specs import Limits
 from .config import DDPSubprocessLauncherConf
@@ -42,6 +42,7 @@ class LaunchSettings:
     wrapper: tuple[str, ...]
     entry: Entry
     tee_ranks: tuple[int, ...] | None
+    progress: ShowProgress
     check_config: OnConfigDifference | None
     code_changed: OnCodeChange
     allow_nested: bool
@@ -77,6 +78,7 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
         wrapper=_texts("wrapper", options["wrapper"]),
         entry=_choice("entry", options["entry"], Entry),
         tee_ranks=_ranks(options["tee_ranks"]),
+        progress=_choice("progress", options["progress"], ShowProgress),
         check_config=(
             None
             if options["check_config"] is None

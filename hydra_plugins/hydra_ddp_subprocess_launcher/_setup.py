@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,18 +14,23 @@ from hydra.core.utils import JobRuntime
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from . import _environment, _machine, _pickling
+from . import __version__, _commands, _environment, _machine, _pickling
+from ._claim import Claim
 from ._devices import DeviceGate, find_devices, name_devices
 from ._entry import FunctionEntry, ProgramEntry, find_entry
 from ._errors import StartError
+from ._files import SweepPaths, move_aside
 from ._freeze import ComposeSpool
+from ._ledger import Ledger
 from ._locks import DeviceLocks
 from ._nvml import Nvml
+from ._records import SweepBegan
 from ._schedule import Pool
 from ._settings import LaunchSettings, read_settings
 from ._sources import SourceWatch
 
 _log = logging.getLogger(__name__)
+_BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,9 @@ class Sweep:
         gate: Gets hold of the pool's devices.
         spool: Configs that the sweeper composed.
         sources: The program's source files.
+        paths: Where the sweep is.
+        claim: On that directory, held as long as the sweep is.
+        ledger: What has happened.
     """
 
     context: HydraContext
@@ -51,6 +61,9 @@ class Sweep:
     gate: DeviceGate
     spool: ComposeSpool
     sources: SourceWatch
+    paths: SweepPaths
+    claim: Claim
+    ledger: Ledger
 
     @property
     def main(self) -> Mapping[str, Any] | None:
@@ -61,6 +74,21 @@ class Sweep:
     def task_name(self) -> str:
         """Hydra's name of the job function."""
         return str(JobRuntime.instance().get("name"))
+
+    def again(self, failed: Sequence[Sequence[str]]) -> list[str]:
+        """Return the commands that run jobs once more, in a sweep directory of their own; none without a program.
+
+        Args:
+            failed: Their override strings.
+        """
+        if isinstance(self.entry, FunctionEntry):
+            return []
+        command = [*self.entry.program.command, *self.entry.flags, *self.entry.config_name, "-m"]
+        overrides = OmegaConf.to_container(self.config.hydra.overrides.hydra)
+        assert isinstance(overrides, list)
+        sweeper = str(self.config.hydra.sweeper._target_)
+        command += _commands.overrides_again(overrides, self.paths.sweep_dir, basic=sweeper == _BASIC_SWEEPER)
+        return _commands.again(command, failed)
 
 
 def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: DictConfig) -> Sweep:
@@ -84,11 +112,38 @@ def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: Di
             ", ".join(ignored),
         )
     entry = find_entry(settings.entry, task_function)
-    pool, gate = _pool_and_gate(settings, str(config.hydra.sweep.dir))
+    paths = SweepPaths(os.path.abspath(str(config.hydra.sweep.dir)))
+    pool, gate = _pool_and_gate(settings, paths.sweep_dir)
     main_script = entry.program.main_script if isinstance(entry, ProgramEntry) else None
+    sources = SourceWatch(main_script)
+    claim = _take_directory(paths)
+    ledger = Ledger(paths)
+    ledger.note(_beginning())
     spool = ComposeSpool(context.config_loader)
     spool.record()
-    return Sweep(context, task_function, config, settings, entry, pool, gate, spool, SourceWatch(main_script))
+    return Sweep(context, task_function, config, settings, entry, pool, gate, spool, sources, paths, claim, ledger)
+
+
+def _take_directory(paths: SweepPaths) -> Claim:
+    """Claim the sweep directory, and move aside what an earlier sweep has recorded there."""
+    try:
+        os.makedirs(paths.folder, exist_ok=True)
+        claim = Claim(paths.claim)
+        aside = move_aside(paths.folder, [path for path in (paths.journal, paths.results) if os.path.exists(path)])
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise StartError(f"The sweep directory {paths.sweep_dir} cannot be used: {why}: {error.filename}") from None
+    if aside is not None:
+        _log.info("What an earlier sweep recorded in this directory is now in %s", aside)
+    return claim
+
+
+def _beginning() -> SweepBegan:
+    try:
+        cwd = os.getcwd()
+    except OSError:
+        cwd = ""  # Somebody deleted it.
+    return SweepBegan(time.time(), os.getpid(), _machine.host(), tuple(sys.orig_argv), cwd, __version__)
 
 
 def _pool_and_gate(settings: LaunchSettings, sweep_dir: str) -> tuple[Pool, DeviceGate]:
@@ -99,6 +154,6 @@ def _pool_and_gate(settings: LaunchSettings, sweep_dir: str) -> tuple[Pool, Devi
     pool.nproc(settings.nproc_per_node)
     locks = None
     if devices and settings.lock_devices:
-        locks = DeviceLocks(os.path.abspath(sweep_dir), _environment.locked_for_this_rank(os.environ))
+        locks = DeviceLocks(sweep_dir, _environment.locked_for_this_rank(os.environ))
     names = name_devices(devices, variable, nvml)
     return pool, DeviceGate(names, nvml, locks, settings.min_free_memory_gb)

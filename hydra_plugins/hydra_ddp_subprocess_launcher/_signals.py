@@ -18,6 +18,7 @@ STACKS_SIGNAL = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else None
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()))
 # Seconds after which an event loop that has not looked at a signal to stop is stuck.
 _STUCK_S = 1.0
+CONTINUED = (signal.SIGCONT,) if hasattr(signal, "SIGCONT") else ()
 FORWARDED_SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
 
 

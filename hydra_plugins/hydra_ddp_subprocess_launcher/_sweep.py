@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 from pathlib import Path
 
@@ -10,11 +9,8 @@ from hydra.core.utils import JobReturn, configure_log, setup_globals
 from omegaconf import DictConfig, OmegaConf
 
 from ._jobs import Batch
-from ._report import results_table, shown
 from ._setup import Sweep
 from ._signals import InsistedError
-
-_log = logging.getLogger(__name__)
 
 
 def run_sweep(sweep: Sweep, job_overrides: list[list[str]], initial_job_idx: int) -> list[JobReturn]:
@@ -36,13 +32,11 @@ def run_sweep(sweep: Sweep, job_overrides: list[list[str]], initial_job_idx: int
         _make_sweep_dir(sweep.config)
         batch = Batch(sweep, job_overrides, initial_job_idx)
         try:
-            results = batch.run()
+            return batch.run()
         except InsistedError as error:
             if error.number == signal.SIGINT:
                 raise
             raise SystemExit(128 + error.number) from None
-        _log.info("\n%s", shown(results_table(results)))
-        return [result.job_return for result in results]
     finally:
         sweep.spool.clear()
         sweep.spool.record()

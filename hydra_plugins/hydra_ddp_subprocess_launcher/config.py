@@ -10,7 +10,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from ._choices import Entry, OnCodeChange, OnConfigDifference
+from ._choices import Entry, OnCodeChange, OnConfigDifference, ShowProgress
 
 
 @dataclass
@@ -55,8 +55,12 @@ class DDPSubprocessLauncherConf:
     # What a rank runs. auto: the user's program, or the pickled job function where there is no program to run
     # again (pytest, a notebook, `python -c`, hydra_zen.launch).
     entry: Entry = Entry.auto
-    # Ranks whose output is also shown on the terminal: a list of numbers, or `all`.
+    # Ranks whose output is also shown on the terminal: a list of numbers, or `all`. On the board (`progress`), while
+    # several jobs run at a time, [0] means the last line of rank 0 in its job's row.
     tee_ranks: Any = field(default_factory=lambda: [0])
+    # What is shown of the jobs while they run. rich: a board on stderr. plain: a line when a job starts and one when it
+    # ends. none: failures alone. auto: rich if stderr is a terminal, else plain.
+    progress: ShowProgress = ShowProgress.auto
     # Compare the resolved configs of a job's ranks: null (do not), warn, error.
     check_config: OnConfigDifference | None = None
     # When source files changed since the sweep started: warn (once), fail (the jobs that start after it), ignore.

@@ -1,0 +1,180 @@
+"""What a person sees of a batch of jobs while they run: a board or lines, the ranks' output, and failures."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from . import _commands
+from ._board import draw_board
+from ._choices import ShowProgress
+from ._files import JobPaths
+from ._logs import LogTee, LogView, Terminal
+from ._plan import Attempt, Place, PlannedJob
+from ._records import JobEnded, JobPaused, JobsAdded, JobStarted, JobState, SweepStopped, json_value, short_text
+from ._report import duration, override_line, results_table, shown
+from ._results import Verdict
+from ._screen import Screen, same_terminal, streams_above
+from ._setup import Sweep
+
+_log = logging.getLogger(__name__)
+# Seconds between two boards.
+_PAINT_INTERVAL_S = 0.25
+
+
+class Progress:
+    """Write down what happens in one batch, and show it.
+
+    Args:
+        sweep: The sweep.
+        overrides: Override strings of each job, by its number, in order.
+        at_once: Most jobs that run at a time.
+    """
+
+    def __init__(self, sweep: Sweep, overrides: Mapping[int, Sequence[str]], at_once: int) -> None:
+        self._sweep = sweep
+        self._ledger = sweep.ledger
+        self._overrides = overrides
+        self._at_once = at_once
+        self._style = _style(sweep.settings.progress)
+        self._screen = Screen(sys.stderr) if self._style is ShowProgress.rich else None
+        shared = self._screen is not None and same_terminal(sys.stdout, sys.stderr)
+        self._view = LogView(self._screen if self._screen is not None and shared else Terminal(sys.stdout))
+        self._paint_at = 0.0
+        jobs = tuple(tuple(one) for one in overrides.values())
+        self._ledger.note(JobsAdded(time.time(), next(iter(overrides), 0), jobs, at_once))
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show the board, if there is one, while the block runs."""
+        if self._screen is None:
+            yield
+            return
+        try:
+            with streams_above(self._screen, sys.stderr):
+                yield
+        finally:
+            self._screen.close()
+
+    # What happens
+
+    def started(self, plan: PlannedJob, attempt: Attempt, place: Place) -> None:
+        """Take note that a job is being started."""
+        self._ledger.note(JobStarted(time.time(), plan.number, attempt.number, plan.nproc, place.devices, plan.run_dir))
+        if attempt.number == 0 and self._style is ShowProgress.plain:
+            _log.info("\t#%d : %s", plan.number, shown(override_line(plan.overrides)))
+
+    def paused(self, plan: PlannedJob, why: str, verdict: Verdict) -> None:
+        """Take note that a start has ended badly, and that another one follows."""
+        self._ledger.note(JobPaused(time.time(), plan.number, verdict.cause))
+        line = shown(override_line(plan.overrides))
+        _log.error("#%d : %s: %s\n%s", plan.number, why, line, shown(verdict.block))
+
+    def ended(self, number: int, verdict: Verdict, seconds: float | None) -> None:
+        """Take note that a job is over.
+
+        Args:
+            number: Number of the job.
+            verdict: How it ended.
+            seconds: From its first start; None: it was never started.
+        """
+        value = verdict.value if verdict.completed else None
+        text = short_text(value) if verdict.completed else ""
+        event = JobEnded(time.time(), number, verdict.completed, json_value(value), text, verdict.cause, seconds)
+        self._ledger.note(event)
+        for line in verdict.warnings:
+            _log.warning("#%d : %s", number, shown(line))
+        overrides = shown(override_line(self._overrides[number]))
+        if not verdict.completed:
+            block = "\n".join([verdict.block, *self._repeat_line(number, verdict)])
+            _log.error("#%d : FAILED after %s: %s\n%s", number, duration(seconds), overrides, shown(block))
+        elif self._style is not ShowProgress.none:
+            _log.info("\t#%d : %s : completed after %s: %s", number, overrides, duration(seconds), shown(text))
+
+    def _repeat_line(self, number: int, verdict: Verdict) -> list[str]:
+        if self._ledger.record.jobs[number].attempts == 0:
+            return []
+        rank = verdict.rank or 0
+        return [f"Repeat rank {rank}: {_commands.evaluated('command', self._sweep.paths.sweep_dir, number, rank)}"]
+
+    def stopped(self, name: str) -> None:
+        """Take note that a signal has stopped the sweep.
+
+        Args:
+            name: Of the signal.
+        """
+        self._ledger.note(SweepStopped(time.time(), name))
+
+    def finish(self) -> None:
+        """Show the table of the jobs that are over, and how to run those again that failed."""
+        self._ledger.settle(last=True)
+        record = self._ledger.record
+        jobs = [record.jobs[number] for number in self._overrides if record.jobs[number].state.over]
+        if not jobs:
+            return
+        again = self._sweep.again([job.overrides for job in jobs if job.state is JobState.FAILED])
+        lines = ["", "Run only what failed again:", *again] if again else []
+        _log.info("\n%s", shown("\n".join([results_table(jobs), *lines])))
+
+    # The ranks' output
+
+    def tees(self, plan: PlannedJob, paths: JobPaths) -> list[LogTee]:
+        """Return what shows the output of a job's ranks on the terminal.
+
+        Args:
+            plan: The job.
+            paths: Its files.
+        """
+        chosen = self._sweep.settings.tee_ranks
+        alone = self._at_once == 1
+        if self._screen is not None and chosen == (0,) and not alone:
+            return []  # Its last line is on the board.
+        ranks = [rank for rank in range(plan.nproc) if chosen is None or rank in chosen]
+        bare = alone and len(ranks) == 1
+        prefixes = ["" if bare else f"[job {plan.number} rank {rank}] " for rank in ranks]
+        raw = bare and self._screen is None
+        return [LogTee(paths.log(rank), prefix, raw=raw) for rank, prefix in zip(ranks, prefixes, strict=True)]
+
+    def begin_round(self) -> None:
+        """Begin to look at all jobs once."""
+        self._ledger.settle()
+        self._view.begin_round()
+        self._paint()
+
+    def show(self, tees: Sequence[LogTee], *, last: bool) -> bool:
+        """Show what is new in the ranks' output; return whether that was all.
+
+        Args:
+            tees: One a log.
+            last: Nothing more will come.
+        """
+        return self._view.show(tees, last=last)
+
+    def due_s(self, otherwise: float) -> float:
+        """Return in how many seconds to look again; `otherwise` if there is no reason here."""
+        due = self._view.due_s(otherwise)
+        return due if self._screen is None else min(due, max(0.0, self._paint_at - time.monotonic()))
+
+    # The board
+
+    def resumed(self) -> None:
+        """Take note that a shell has continued this process."""
+        if self._screen is not None:
+            self._screen.forget()
+
+    def _paint(self) -> None:
+        if self._screen is None or time.monotonic() < self._paint_at:
+            return
+        self._paint_at = time.monotonic() + _PAINT_INTERVAL_S
+        self._screen.paint(draw_board(self._ledger.record, time.time(), self._screen.size, sys.stderr))
+
+
+def _style(chosen: ShowProgress) -> ShowProgress:
+    if chosen is not ShowProgress.auto:
+        return chosen if sys.stderr is not None else ShowProgress.plain
+    terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    return ShowProgress.rich if terminal else ShowProgress.plain

@@ -1,0 +1,108 @@
+"""results.csv: one row a job that is over, for a spreadsheet and for pandas."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from ._files import write_text
+from ._records import JobRecord
+
+_DELETED = "(deleted)"
+# Longer lists stand in one cell: nobody wants a column for each of a thousand numbers.
+_MOST_PARTS = 32
+
+
+def write_results(path: str, jobs: Sequence[JobRecord]) -> None:
+    """Write the table, whole or not at all.
+
+    Args:
+        path: The file.
+        jobs: Those that are over.
+
+    Raises:
+        OSError: when it cannot be written.
+    """
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows(results_table(jobs))
+    # What is no text, such as bytes of a file name, would make it unreadable for others.
+    write_text(path, text.getvalue().encode("utf-8", "backslashreplace").decode())
+
+
+def results_table(jobs: Sequence[JobRecord]) -> list[list[str]]:
+    """Return the rows, the first one with the names of the columns.
+
+    Columns: job, one a key of an override, then status, value (one a part, such as `value.loss` and `value.0`, where
+    it is a dict, list or tuple), duration_s, devices, attempts, run_dir, cause. A key of the user's that has such a
+    name is called `override.<key>`.
+    """
+    rows = [(job, _override_cells(job.overrides), _value_cells(job.value, job.text)) for job in jobs]
+    # Dicts, as sets that keep their order.
+    keys = list(dict.fromkeys(key for _, cells, _ in rows for key in cells))
+    parts = list(dict.fromkeys(part for _, _, cells in rows for part in cells)) or ["value"]
+    last = ["duration_s", "devices", "attempts", "run_dir", "cause"]
+    own = {"job", "status", *parts, *last}
+    header = ["job", *(f"override.{key}" if key in own else key for key in keys), "status", *parts, *last]
+    table = [header]
+    for job, overrides, values in rows:
+        duration = "" if job.seconds is None else f"{job.seconds:.3f}"
+        table.append(
+            [str(job.number)]
+            + [overrides.get(key, "") for key in keys]
+            + [job.state.name]
+            + [values.get(part, "") for part in parts]
+            + [duration, " ".join(job.devices), str(job.attempts), job.run_dir, job.cause]
+        )
+    return table
+
+
+def _override_cells(overrides: Sequence[str]) -> dict[str, str]:
+    return dict(map(_override_cell, overrides))
+
+
+# To parse one takes longer than all else that a job costs here.
+@functools.cache
+def _override_cell(text: str) -> tuple[str, str]:
+    try:
+        (override,) = OverridesParser.create().parse_overrides([text])
+    except (HydraException, ValueError):
+        return text, text  # A sweeper's own language.
+    return override.get_key_element().lstrip("+~"), _override_value(override)
+
+
+def _override_value(override: Override) -> str:
+    if override.is_delete():
+        return _DELETED
+    value = override.value()
+    return _text(value) if not isinstance(value, list | dict) else override.get_value_string()
+
+
+def _value_cells(value: Any, text: str) -> dict[str, str]:
+    if value is None:
+        # One that JSON lacks, in words; and none at all.
+        return {"value": text if text not in ("", "None") else ""}
+    return dict(_parts("value", value))
+
+
+def _parts(name: str, value: Any) -> list[tuple[str, str]]:
+    pairs: list[tuple[Any, Any]] = []
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    elif isinstance(value, list | tuple):
+        pairs = list(enumerate(value))
+    if not 0 < len(pairs) <= _MOST_PARTS:
+        return [(name, _text(value) if not isinstance(value, list | tuple | Mapping) else json.dumps(value))]
+    return [cell for key, part in pairs for cell in _parts(f"{name}.{key}", part)]
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
