@@ -36,7 +36,7 @@ def shown(tee: LogTee, *, last: bool = False) -> str:
 
 def test_raw_output_is_shown_as_it_comes(log: Path) -> None:
     """Without a prefix every byte is shown at once, so that progress bars and prompts move; nothing twice."""
-    tee = LogTee(str(log), "")
+    tee = LogTee(str(log), "", raw=True)
     assert shown(tee) == ""
     for data in (b"no newline", b"\rredrawn 10%", b"\r\n", b"\x1b[1mbold\x1b[0m\n\n"):
         add(log, data)
@@ -47,7 +47,7 @@ def test_raw_output_is_shown_as_it_comes(log: Path) -> None:
 
 def test_a_character_in_two_parts(log: Path) -> None:
     """A character whose bytes arrive one by one is shown when it is whole."""
-    tee = LogTee(str(log), "")
+    tee = LogTee(str(log), "", raw=True)
     pieces = []
     for byte in "a€ü𝄞b".encode():
         add(log, bytes([byte]))
@@ -57,9 +57,18 @@ def test_a_character_in_two_parts(log: Path) -> None:
 
 def test_bytes_that_are_no_text(log: Path) -> None:
     """Bytes that are no UTF-8 are shown as replacement characters, and what follows is not lost."""
-    tee = LogTee(str(log), "")
+    tee = LogTee(str(log), "", raw=True)
     add(log, b"a\xff\xfeb\xe2\x82c\n")
     assert shown(tee) == "a\ufffd\ufffdb\ufffdc\n"
+
+
+def test_the_last_line_is_ended_once(log: Path) -> None:
+    """What the launcher says next begins on a line of its own, and output that ended its last line gets none."""
+    for data, end in ((b"", ""), (b"done\n", ""), (b"50%", "\n"), (b"\r100%", "\n")):
+        log.write_bytes(data)
+        tee = LogTee(str(log), "", raw=True)
+        assert shown(tee, last=True) == data.decode() + end
+        assert shown(tee, last=True) == ""
 
 
 # --- with a prefix
@@ -99,11 +108,11 @@ def test_a_character_in_two_parts_with_a_prefix(log: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_any_pieces_give_the_same_lines(log: Path, seed: int) -> None:
-    """However the bytes arrive, raw output is what was written, and lines are whole."""
+    """However the bytes arrive, raw output is what was written, with its last line ended, and lines are whole."""
     choose = random.Random(seed)
     text = "".join(choose.choice(["a", "ü", "€", "\n", "word ", "𝄞"]) for _ in range(300)) + "end"
     data = text.encode()
-    raw, lines = LogTee(str(log), ""), LogTee(str(log), "> ")
+    raw, lines = LogTee(str(log), "", raw=True), LogTee(str(log), "> ")
     texts = ["", ""]
     while data:
         size = choose.randint(1, 12)
@@ -113,8 +122,44 @@ def test_any_pieces_give_the_same_lines(log: Path, seed: int) -> None:
         texts[1] += shown(lines)
     texts[0] += shown(raw, last=True)
     texts[1] += shown(lines, last=True)
-    assert texts[0] == text
+    assert texts[0] == f"{text}\n"
     assert texts[1] == "".join(f"> {line}\n" for line in text.split("\n"))
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (b"\x1b[32mgreen\x1b[0m and \x1b[1;31mred", "\x1b[32mgreen\x1b[0m and \x1b[1;31mred\x1b[0m"),
+        (b"\x1b[2J\x1b[Hcleared", "cleared"),
+        (b"\x1b[1A\x1b[2Kbar\x1b[?25l", "bar"),
+        (b"\x1b]0;title\x07text\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "textlink"),
+        (b"bell\x07 back\x08 null\x00 del\x7f", "bell back null del"),
+        (b"\x1b7saved\x1b8", "saved"),
+        (b"torn \x1b[3", "torn "),
+        (b"a\tb", "a\tb"),
+        ("c1 \x9b2J".encode(), "c1 2J"),
+    ],
+)
+def test_lines_move_no_cursor(log: Path, data: bytes, line: str) -> None:
+    """Of what a terminal obeys only colours stay, and they end with their line: no line can spoil another one."""
+    tee = LogTee(str(log), "> ")
+    add(log, data + b"\n")
+    assert shown(tee) == f"> {line}\n"
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_a_log_that_grows_faster_than_it_is_shown(log: Path, raw: bool) -> None:
+    """Who is far behind goes on at the end, at the start of a line, and says how much was left out and where it is."""
+    tee = LogTee(str(log), "" if raw else "> ", raw=raw)
+    lines = [f"line {number:>12}" for number in range(700_000)]
+    add(log, ("\n".join(lines) + "\n").encode())
+    text = shown(tee)
+    note, *rest = [line.removeprefix("> ") for line in text.splitlines() if line.removeprefix("> ")]
+    assert "MB left out" in note and str(log) in note
+    assert rest == lines[-len(rest) :]
+    assert 100 < len(rest) < 2000
+    add(log, b"and on\n")
+    assert shown(tee) == ("and on\n" if raw else "> and on\n")
 
 
 def test_a_big_log(log: Path) -> None:
@@ -130,7 +175,7 @@ def test_a_big_log(log: Path) -> None:
 
 def test_a_log_that_is_not_there(log: Path) -> None:
     """A log that does not exist yet, or no more, shows nothing and is no error."""
-    tee = LogTee(str(log), "")
+    tee = LogTee(str(log), "", raw=True)
     assert shown(tee) == ""
     add(log, b"a\n")
     assert shown(tee) == "a\n"

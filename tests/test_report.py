@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hydra.core.utils import JobReturn, JobStatus
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._report import JobResult, duration, override_line, results_table
+from hydra_plugins.hydra_ddp_subprocess_launcher._records import JobRecord, JobState, short_text
+from hydra_plugins.hydra_ddp_subprocess_launcher._report import duration, override_line, results_table
 
 
-def result(number: int, value: Any = None, **changes: Any) -> JobResult:
+def result(number: int, value: Any = None, **changes: Any) -> JobRecord:
     """Return a job that completed with a value, or, with a `cause`, one that failed."""
-    cause = changes.pop("cause", "")
-    job_return = JobReturn(overrides=changes.pop("overrides", [f"lr={number}"]))
-    job_return.status = JobStatus.FAILED if cause else JobStatus.COMPLETED
-    job_return._return_value = ValueError(cause) if cause else value
-    return JobResult(number, job_return, not cause, cause, changes.pop("seconds", 1.0))
+    facts = {"overrides": (f"lr={number}",), "seconds": 1.0, "attempts": 1, **changes}
+    if "cause" in changes:
+        return JobRecord(number, state=JobState.FAILED, **facts)
+    return JobRecord(number, state=JobState.COMPLETED, text=short_text(value), **facts)
 
 
 @pytest.fixture(autouse=True)
@@ -55,18 +54,24 @@ def test_the_table() -> None:
     """One row a job, in the order given, with what it returned or why it failed, and the sum of both."""
     table = results_table(
         [
-            result(7, 0.9665738, overrides=["lr=0.1", "model=mlp"], seconds=4.1),
-            result(8, cause="rank 1: ValueError: broken", seconds=75.0),
-            result(9, None, seconds=None, overrides=[]),
+            result(7, 0.9665738, overrides=("lr=0.1", "model=mlp"), seconds=4.1, devices=("0", "1")),
+            result(8, cause="rank 1: ValueError: broken", seconds=75.0, devices=("2", "3")),
+            result(9, None, seconds=None, overrides=()),
         ]
     )
     assert table.splitlines() == [
-        "job  overrides         status     value                        time",
-        "  7  lr=0.1 model=mlp  completed  0.966574                    4.1 s",
-        "  8  lr=8              FAILED     rank 1: ValueError: broken   1:15",
-        "  9                    completed  None                            -",
+        "job  overrides         status     value      time  devices  cause",
+        "  7  lr=0.1 model=mlp  completed  0.966574  4.1 s  0,1",
+        "  8  lr=8              FAILED                1:15  2,3      rank 1: ValueError: broken",
+        "  9                    completed  None          -",
         "3 jobs: 2 completed, 1 failed",
     ]
+
+
+def test_columns_with_nothing_in_them_are_left_out() -> None:
+    """Without devices and failures there are no columns for them; without values none for these."""
+    assert results_table([result(0, 1)]).splitlines()[0] == "job  overrides  status     value   time"
+    assert results_table([result(0, cause="bad")]).splitlines()[0] == "job  overrides  status   time  cause"
 
 
 class BadRepr:
@@ -98,7 +103,7 @@ def test_a_value_in_one_short_line(value: Any, shown: str) -> None:
 def test_long_overrides_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is cut off: what does not fit goes on in the next line, on a narrow terminal, too."""
     monkeypatch.setenv("COLUMNS", "20")
-    overrides = [f"key{number}={'v' * 20}" for number in range(5)]
+    overrides = tuple(f"key{number}={'v' * 20}" for number in range(5))
     cause = "rank 0: " + "reason " * 20
     table = results_table([result(0, overrides=overrides, cause=cause)])
     assert all(len(line) <= 60 for line in table.splitlines())

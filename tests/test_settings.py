@@ -10,7 +10,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._choices import Entry, OnCodeChange, OnConfigDifference
+from hydra_plugins.hydra_ddp_subprocess_launcher._choices import Entry, OnCodeChange, OnConfigDifference, ShowProgress
 from hydra_plugins.hydra_ddp_subprocess_launcher._errors import OptionError
 from hydra_plugins.hydra_ddp_subprocess_launcher._settings import LaunchSettings, read_nproc, read_settings
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import Limits
@@ -44,6 +44,7 @@ def test_defaults() -> None:
         wrapper=(),
         entry=Entry.auto,
         tee_ranks=(0,),
+        progress=ShowProgress.auto,
         check_config=None,
         code_changed=OnCodeChange.warn,
         allow_nested=False,

@@ -102,10 +102,10 @@ class LogTee:
 
     def _as_shown(self, text: str, *, last: bool) -> str:
         if self._raw:
-            # What the launcher itself says next begins on a line of its own.
-            ended = self._rest.endswith("\n") if not text else text.endswith("\n")
+            if last and not text and self._rest not in ("", "\n"):
+                text = "\n"  # What the launcher itself says next begins on a line of its own.
             self._rest = (self._rest + text)[-1:]
-            return text if not last or ended or not self._rest else f"{text}\n"
+            return text
         if last and self._rest + text:
             text += "\n"
         *lines, rest = (self._rest + text).split("\n")

@@ -176,5 +176,5 @@ class Progress:
 def _style(chosen: ShowProgress) -> ShowProgress:
     if chosen is not ShowProgress.auto:
         return chosen if sys.stderr is not None else ShowProgress.plain
-    terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
     return ShowProgress.rich if terminal else ShowProgress.plain

@@ -67,10 +67,11 @@ class Screen:
         """Draw the board anew.
 
         Args:
-            board: Its lines, without newlines, in which nothing moves the cursor.
+            board: Its lines, without newlines, in which nothing moves the cursor. The last ones count where the
+                terminal has not as many.
         """
         with self._lock:
-            self._board = tuple(board)
+            self._board = tuple(board[-max(1, self.size[1] - 1) :])
             unchanged = self._board == self._drawn and self._drawn_on == self.size
             # What a slow terminal cannot take now is not worth a queue: the next board says it all.
             if not unchanged and self._terminal.drain():

@@ -38,8 +38,12 @@ class Person:
                 return  # It has ended.
             if not data:
                 return
-            self.raw += data
-            self._stream.feed(data)
+            self.feed(data)
+
+    def feed(self, data: bytes) -> None:
+        """Show what the program, or somebody else, has written."""
+        self.raw += data
+        self._stream.feed(data)
 
     @property
     def shown(self) -> list[str]:
