@@ -24,7 +24,7 @@ LAYERS = (
     ("_rules", "_environment", "_program", "_tasks", "_sources", "_devices", "_files"),
     ("config", "_settings", "_freeze", "_keeper", "_outcome", "_failures"),
     ("_entry", "_results", "_report", "_spawner", "_rank"),
-    ("_setup", "_plan", "_running"),
+    ("_setup", "_plan", "_running", "_debug"),
     ("_line", "_hub"),
     ("_jobs", "_sweep"),
     ("ddp_rank_sweeper", "ddp_subprocess_launcher"),
