@@ -109,10 +109,7 @@ def debug_session(settings: LaunchSettings, jobs: int) -> Iterator[DebugSession]
         _copied(number, stream) for number, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__))
     )
     session = DebugSession(descriptors)
-    _log.info(
-        "Debugging: rank 0 has the terminal. Ctrl-C is for rank 0, twice within %g s for the sweep. Ctrl-Z does nothing.",
-        _AGAIN_S,
-    )
+    _log.info("Debugging: rank 0 has the terminal. Ctrl-C is for rank 0; twice within %g s stops the sweep", _AGAIN_S)
     try:
         yield session
     finally:

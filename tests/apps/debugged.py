@@ -1,7 +1,7 @@
 """A Hydra program whose rank 0 stops at a breakpoint while the other ranks wait for what it then decides.
 
-`text` is what rank 0 has at the breakpoint. The others wait for the file that it writes behind it. With `fails` they wait
-for a file `fail` and raise.
+`text` is what rank 0 has at the breakpoint. The others wait for a file that it writes after it; with `fails` they wait
+for one of the test's, and raise.
 """
 
 from __future__ import annotations
