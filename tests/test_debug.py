@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
 import signal
 import stat
 import sys
@@ -117,6 +118,27 @@ def test_the_terminal_is_as_before(terminal: int) -> None:
             tty.setraw(terminal)
             raise KeyError
     assert termios.tcgetattr(terminal) == before
+
+
+def test_the_terminal_is_as_before_for_a_process_in_its_background() -> None:
+    """A terminal stops processes in its background that set its modes; the launching process may be one."""
+    pid, master = pty.fork()
+    if pid == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            before = termios.tcgetattr(0)
+            session = DebugSession((0, 1, 2))
+            tty.setraw(0)
+            child = os.fork()
+            if child == 0:
+                os.setpgid(0, 0)
+                session.restore_terminal()
+                os._exit(0)
+            ended = os.WIFEXITED(os.waitpid(child, os.WUNTRACED)[1])
+            code = 0 if ended and termios.tcgetattr(0) == before else 2
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(master)
 
 
 def test_a_terminal_that_went_away() -> None:

@@ -337,7 +337,7 @@ def test_what_a_keeper_is(start: Callable[..., Job]) -> None:
 
 def test_rank_0_has_the_terminal(link: SpawnerLink, runner: Runner, tmp_path: Path) -> None:
     """The last three descriptors are rank 0's alone, also beside the keeper; all ranks hold those before them."""
-    script = 'if [ $RANK = 0 ]; then read line; fi; echo "$line"; readlink /proc/$$/fd/*; echo error >&2; read line || true'
+    script = 'if [ $RANK = 0 ]; then read line; fi; echo "$line"; readlink /proc/$$/fd/*; echo error >&2; read line; :'
     (in_read, in_write), (out_read, out_write), (err_read, err_write) = (os.pipe() for _ in range(3))
     with (tmp_path / "lock").open("w") as lock:
         group = spec(tmp_path, script, environment=runner.environment(), terminal=True)

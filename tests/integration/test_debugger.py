@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from notes import APPS, assert_one_clear_error, state_of
+from notes import APPS, assert_one_clear_error
 
 if TYPE_CHECKING:
     from conftest import Runner
@@ -32,14 +32,17 @@ def arguments(runner: Runner, *overrides: str) -> list[str]:
 
 
 @contextmanager
-def at_a_prompt(runner: Runner, *overrides: str) -> Iterator[Any]:
+def at_a_prompt(runner: Runner, *overrides: str, shell: bool = False) -> Iterator[Any]:
     """Have a job on a terminal of its own, with rank 0 at its breakpoint.
 
-    What is given has two attributes more: `screen`, all that was shown, and `modes`, those that the terminal had.
+    What is given has two attributes more: `screen`, all that was shown, and `modes`, those that the terminal had. With
+    `shell` the program runs below one with job control, which says when it is back.
     """
+    below = ["sh", "-mc", '"$@"; code=$?; echo the shell is back; exit $code', "sh"] if shell else []
+    command, *rest = [*below, sys.executable, *arguments(runner, *overrides)]
     child = pexpect.spawn(
-        sys.executable,
-        arguments(runner, *overrides),
+        command,
+        rest,
         env=runner.environment(TERM="xterm"),
         cwd=str(runner.cwd),
         timeout=60,
@@ -149,11 +152,13 @@ def test_sigterm_stops_the_sweep(runner: Runner) -> None:
 
 def test_ctrl_z_does_not_bring_the_shell_back(runner: Runner) -> None:
     """Rank 0 would go on to read from the terminal beside the shell."""
-    with at_a_prompt(runner) as child:
+    with at_a_prompt(runner, shell=True) as child:
         answer(child, f"{CTRL_Z}p text\n", "'first'")
-        assert state_of(child.pid)[0] in ("S", "R")
+        assert "the shell is back" not in child.screen.getvalue()
         child.send("c\n")
-        assert end_of(child)[0] == 0
+        code, screen = end_of(child)
+    assert code == 0
+    assert screen.endswith("1 jobs: 1 completed, 0 failed\r\nthe shell is back\r\n")
 
 
 def test_rank_0_learns_of_the_window_size(runner: Runner) -> None:
