@@ -11,13 +11,17 @@ import sys
 import termios
 import tty
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hydra_plugins.hydra_ddp_subprocess_launcher._choices import ShowProgress
 from hydra_plugins.hydra_ddp_subprocess_launcher._debug import DebugSession, debug_session
 from hydra_plugins.hydra_ddp_subprocess_launcher._errors import OptionError
+from hydra_plugins.hydra_ddp_subprocess_launcher._files import JobPaths
+from hydra_plugins.hydra_ddp_subprocess_launcher._progress import Progress
 
 INT, TERM, HUP, WINCH, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH, signal.SIGUSR1
 DEBUG: Any = SimpleNamespace(debug=True)
@@ -149,6 +153,30 @@ def test_a_terminal_that_went_away() -> None:
         tty.setraw(master)
         os.close(master)
         session.restore_terminal()
+
+
+# --- what else is on it
+
+
+@pytest.mark.parametrize(
+    ("debug", "tee_ranks", "prefixes"),
+    [
+        (False, (0,), [""]),
+        (False, None, ["[job 3 rank 0] ", "[job 3 rank 1] "]),
+        (True, (0,), []),
+        (True, None, ["[job 3 rank 1] "]),
+        (True, (1,), ["[job 3 rank 1] "]),
+    ],
+)
+def test_which_logs_are_shown(
+    tmp_path: Path, debug: bool, tee_ranks: tuple[int, ...] | None, prefixes: list[str]
+) -> None:
+    """A log that is shown alone has no prefix, unless rank 0 is on the terminal beside it: it shows itself."""
+    settings = SimpleNamespace(debug=debug, tee_ranks=tee_ranks, progress=ShowProgress.plain)
+    sweep: Any = SimpleNamespace(settings=settings, ledger=SimpleNamespace(note=lambda event: None))
+    plan: Any = SimpleNamespace(number=3, nproc=2)
+    tees = Progress(sweep, {3: []}, 1).tees(plan, JobPaths(str(tmp_path)))
+    assert [tee._prefix for tee in tees] == prefixes
 
 
 # --- the number of jobs

@@ -16,7 +16,6 @@ import pytest
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _running
 from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
-from hydra_plugins.hydra_ddp_subprocess_launcher._files import JobPaths
 from hydra_plugins.hydra_ddp_subprocess_launcher._keeper import Started
 from hydra_plugins.hydra_ddp_subprocess_launcher._plan import Attempt
 from hydra_plugins.hydra_ddp_subprocess_launcher._results import Verdict
@@ -99,26 +98,6 @@ def test_no_restart_beside_what_cannot_be_ended(ends: tuple[Channel, Channel]) -
         lost.run_id = "of no process"
         lost.end_leftovers()
         assert lost.left == left
-
-
-@pytest.mark.parametrize(
-    ("debug", "tee_ranks", "prefixes"),
-    [
-        (False, (0,), [""]),
-        (False, None, ["[job 3 rank 0] ", "[job 3 rank 1] "]),
-        (True, (0,), []),
-        (True, None, ["[job 3 rank 1] "]),
-        (True, (1,), ["[job 3 rank 1] "]),
-    ],
-)
-def test_which_logs_are_shown(
-    tmp_path: Path, debug: bool, tee_ranks: tuple[int, ...] | None, prefixes: list[str]
-) -> None:
-    """A log that is shown alone has no prefix, unless rank 0 is on the terminal beside it: it shows itself."""
-    plan: Any = SimpleNamespace(number=3, nproc=2)
-    settings: Any = SimpleNamespace(debug=debug, tee_ranks=tee_ranks)
-    tees = _running.make_tees(plan, JobPaths(str(tmp_path)), settings, alone=True)
-    assert [tee._prefix for tee in tees] == prefixes
 
 
 def test_configs_that_are_gone(tmp_path: Path) -> None:

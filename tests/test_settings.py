@@ -193,6 +193,12 @@ def test_no_restart_of_a_job_that_is_debugged() -> None:
     assert [read_settings(options(debug=debug, max_restarts=2)).max_restarts for debug in (False, True)] == [2, 0]
 
 
+@pytest.mark.parametrize(("progress", "shown"), [("auto", "plain"), ("rich", "plain"), ("none", "none")])
+def test_no_board_over_a_debugger(progress: str, shown: str) -> None:
+    """Rank 0 has the terminal to itself, but for lines."""
+    assert read_settings(options(debug=True, progress=progress)).progress.value == shown
+
+
 def test_keys_of_instantiate_are_no_options() -> None:
     """What Hydra's `instantiate` reads may stand among the options."""
     assert read_settings(options(_recursive_=False, _convert_="all")) == read_settings(options())
