@@ -28,6 +28,7 @@ setup(
             "hydra-zen>=0.13",
             "hypothesis>=6.90",
             "mypy>=1.10",
+            "pexpect>=4.8",
             "pytest>=8",
             "pytest-timeout>=2.2",
             "ruff>=0.6",

@@ -332,6 +332,49 @@ def test_what_a_keeper_is(start: Callable[..., Job]) -> None:
     assert len(os.listdir(f"/proc/{keeper}/task")) == 1
 
 
+# --- a terminal for rank 0
+
+
+def test_rank_0_has_the_terminal(link: SpawnerLink, runner: Runner, tmp_path: Path) -> None:
+    """The last three descriptors are rank 0's alone, also beside the keeper; all ranks hold those before them."""
+    script = 'if [ $RANK = 0 ]; then read line; fi; echo "$line"; readlink /proc/$$/fd/*; echo error >&2; read line; :'
+    (in_read, in_write), (out_read, out_write), (err_read, err_write) = (os.pipe() for _ in range(3))
+    with (tmp_path / "lock").open("w") as lock:
+        group = spec(tmp_path, script, environment=runner.environment(), terminal=True)
+        job = Job(link, 0, group, [lock.fileno(), in_read, out_write, err_write])
+        for number in (in_read, out_write, err_write):
+            os.close(number)
+        job.wait("started")
+        assert job.started is not None
+        pipe_names = {os.readlink(f"/proc/self/fd/{number}") for number in (in_write, out_read, err_read)}
+        of_keeper = {os.readlink(entry) for entry in Path(f"/proc/{job.started.keeper}/fd").iterdir()}
+        assert not of_keeper & pipe_names
+        os.write(in_write, b"typed\nmore\n")
+        assert codes(report_of(job)) == {0: 0, 1: 0}
+    said, *of_rank_0 = os.read(out_read, 10_000).decode().splitlines()
+    assert said == "typed"
+    assert set(of_rank_0) == {*pipe_names, str(tmp_path / "lock")}
+    assert os.read(err_read, 100) == b"error\n"
+    assert (tmp_path / "rank_0.log").read_text().count("\n") == 1
+    of_rank_1 = (tmp_path / "rank_1.log").read_text().split()
+    assert set(of_rank_1) == {"/dev/null", str(tmp_path / "rank_1.log"), str(tmp_path / "lock"), "error"}
+    for number in (in_write, out_read, err_read):
+        os.close(number)
+
+
+def test_a_signal_for_one_rank(start: Callable[..., Job], tmp_path: Path) -> None:
+    """A signal can be passed on to one rank alone."""
+    script = "trap 'echo heard > heard_$RANK' USR1; echo > ready_$RANK; while [ ! -e go ]; do sleep 0.05; done"
+    job = start(script, 3)
+    for rank in range(3):
+        wait_for_file(job, tmp_path / f"ready_{rank}")
+    job.channel.send(Forward(signal.SIGUSR1, 1))
+    wait_for_file(job, tmp_path / "heard_1")
+    (tmp_path / "go").touch()
+    assert codes(report_of(job)) == {0: 0, 1: 0, 2: 0}
+    assert [(tmp_path / f"heard_{rank}").exists() for rank in range(3)] == [False, True, False]
+
+
 # --- several at once
 
 

@@ -25,7 +25,7 @@ LAYERS = (
     ("_claim", "_journal", "_results_csv", "_ledger", "_screen", "_board", "_report"),
     ("config", "_settings", "_freeze", "_keeper", "_outcome", "_failures"),
     ("_entry", "_results", "_spawner", "_rank"),
-    ("_setup", "_plan", "_running"),
+    ("_setup", "_plan", "_running", "_debug"),
     ("_line", "_hub", "_restarts", "_progress"),
     ("_jobs", "_sweep"),
     ("ddp_rank_sweeper", "ddp_subprocess_launcher"),

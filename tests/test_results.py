@@ -82,6 +82,17 @@ def verdict(paths: JobPaths) -> Callable[..., Verdict]:
 RANK_FAILED = StopReason.RANK_FAILED
 
 
+def test_last_lines_of_a_job_that_is_debugged(paths: JobPaths) -> None:
+    """What rank 0 wrote stands on the terminal; another rank's log is shown as always."""
+    for rank in (0, 1):
+        Path(paths.log(rank)).write_text(f"rank {rank} says\n")
+    for rank, debug, shown in ((0, False, True), (0, True, False), (1, True, True)):
+        ended = report((rank, 3), (1 - rank, -15, True), reason=RANK_FAILED, cause=rank)
+        block = judge(ended, 2, paths, RUN, debug=debug).block
+        assert f"rank {rank} failed with exit code 3" in block
+        assert (f"Last lines of rank {rank}:\n  rank {rank} says" in block) == shown
+
+
 @pytest.mark.parametrize(
     ("report", "outcomes", "warnings"),
     [

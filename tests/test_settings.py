@@ -48,6 +48,7 @@ def test_defaults() -> None:
         check_config=None,
         code_changed=OnCodeChange.warn,
         allow_nested=False,
+        debug=False,
     )
 
 
@@ -88,6 +89,7 @@ def test_every_option_is_read() -> None:
         ("check_config", OnConfigDifference.warn, OnConfigDifference.warn),
         ("code_changed", "ignore", OnCodeChange.ignore),
         ("allow_nested", True, True),
+        ("debug", True, True),
     ],
 )
 def test_a_good_value(name: str, given: Any, read: Any) -> None:
@@ -162,6 +164,7 @@ def test_limits(given: dict[str, Any], limits: Limits) -> None:
         ("code_changed", None, "warn, fail, ignore"),
         ("allow_nested", "yes", "true, false"),
         ("allow_nested", 1, "true, false"),
+        ("debug", "pdb", "true, false"),
     ],
 )
 def test_a_bad_value(name: str, given: Any, valid: str) -> None:
@@ -176,6 +179,25 @@ def test_an_unknown_option() -> None:
     with pytest.raises(OptionError) as caught:
         read_settings(options(bogus=1))
     assert str(caught.value) == (f"Unknown option hydra.launcher.bogus. Valid options: {', '.join(sorted(OPTIONS))}.")
+
+
+@pytest.mark.parametrize(("name", "given"), [("timeout_min", 5), ("exit_timeout_s", 0)])
+def test_no_time_limit_for_a_job_that_is_debugged(name: str, given: float) -> None:
+    """Two options that contradict each other are named, with what to do; apart they can be used."""
+    read_settings(options(**{name: given}))
+    with pytest.raises(OptionError, match=f"debug=true contradicts hydra.launcher.{name}={given}: .* Leave out one"):
+        read_settings(options(debug=True, **{name: given}))
+
+
+def test_no_restart_of_a_job_that_is_debugged() -> None:
+    """Restarts that a config has for its other runs are no error."""
+    assert [read_settings(options(debug=debug, max_restarts=2)).max_restarts for debug in (False, True)] == [2, 0]
+
+
+@pytest.mark.parametrize(("progress", "shown"), [("auto", "plain"), ("rich", "plain"), ("none", "none")])
+def test_no_board_over_a_debugger(progress: str, shown: str) -> None:
+    """Rank 0 has the terminal to itself, but for lines."""
+    assert read_settings(options(debug=True, progress=progress)).progress.value == shown
 
 
 def test_keys_of_instantiate_are_no_options() -> None:

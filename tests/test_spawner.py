@@ -9,7 +9,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -52,9 +52,9 @@ def spec(folder: Path, script: str, nproc: int = 2, **changes: object) -> GroupS
 class Job:
     """One job and what was heard of it."""
 
-    def __init__(self, link: SpawnerLink, number: int, group: GroupSpec) -> None:
+    def __init__(self, link: SpawnerLink, number: int, group: GroupSpec, held: Sequence[int] = ()) -> None:
         self.link, self.number = link, number
-        self.channel = Channel(link.start_keeper(number))
+        self.channel = Channel(link.start_keeper(number, held))
         self.channel.send(group)
         self.started: Started | None = None
         self.report: GroupReport | None = None

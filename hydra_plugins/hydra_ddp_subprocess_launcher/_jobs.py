@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from . import _environment, _keeper, _machine, _results, _signals
 from ._choices import OnConfigDifference
+from ._debug import DebugSession
 from ._errors import JobFailedError, LauncherError, OptionError
 from ._hub import Hub
 from ._line import Line
@@ -45,10 +46,12 @@ class Batch:
         sweep: What is the same for all of them.
         job_overrides: One list of override strings a job.
         first: Number of the first job.
+        debugging: What is different when rank 0 has the terminal.
     """
 
-    def __init__(self, sweep: Sweep, job_overrides: list[list[str]], first: int) -> None:
+    def __init__(self, sweep: Sweep, job_overrides: list[list[str]], first: int, debugging: DebugSession) -> None:
         self._sweep = sweep
+        self._debugging = debugging
         self._overrides = {first + place: overrides for place, overrides in enumerate(job_overrides)}
         self._returns: dict[int, JobReturn] = {}
         self._stopped_by: int | None = None
@@ -78,7 +81,8 @@ class Batch:
             KeyboardInterrupt: after Ctrl-C, when every rank is gone.
             SystemExit: after SIGTERM or SIGHUP, likewise, unless a handler that was there before decides otherwise.
         """
-        with _signals.recorded_signals(_HEARD, impatient=True) as arrived, self._progress.shown():
+        heard = (*_HEARD, *self._debugging.signals)
+        with _signals.recorded_signals(heard, impatient=True) as arrived, self._progress.shown():
             with selectors.DefaultSelector() as selector:
                 self._hub = Hub(selector)
                 selector.register(arrived.wakeup, selectors.EVENT_READ)
@@ -108,9 +112,10 @@ class Batch:
 
     def _act_on(self, arrived: list[int]) -> None:
         for number in arrived:
-            if number in _signals.FORWARDED_SIGNALS:
+            rank = self._debugging.receiver(number, time.monotonic()) if self._hub.running else None
+            if rank is not None or number in _signals.FORWARDED_SIGNALS:
                 for job in self._hub.running.values():
-                    job.channel.send(_keeper.Forward(number))
+                    job.channel.send(_keeper.Forward(number, rank))
             elif number in _signals.STOP_SIGNALS:
                 self._stop(number)
             else:
@@ -180,7 +185,8 @@ class Batch:
             port = reserve_port(self._sweep.settings.master_addr, self._sweep.settings.master_port)
             place = Place(devices, port)
             paths, spec = write_job(self._sweep, plan, attempt, place, self._base)
-            link, channel = self._hub.ask_for_keeper(plan.number, self._sweep.gate.descriptors(devices))
+            held = (*self._sweep.gate.descriptors(devices), *self._debugging.descriptors)
+            link, channel = self._hub.ask_for_keeper(plan.number, held)
         except (LauncherError, OSError, ValueError) as error:
             if port is not None:
                 port.release()
@@ -242,6 +248,7 @@ class Batch:
     # Ending
 
     def _end(self, job: RunningJob) -> None:
+        self._debugging.restore_terminal()
         left = job.end_leftovers()
         if job.left:
             which = " ".join(map(str, left)) or "of it"
@@ -268,7 +275,7 @@ class Batch:
 
     def _verdict(self, job: RunningJob) -> Verdict:
         try:
-            return job.verdict()
+            return job.verdict(self._sweep.settings)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (what is the user's may raise wherever it is touched)
             why = f"what its ranks stored cannot be used: {type(error).__name__}: {error}"
             return _results.failed_before_start(JobFailedError(f"{why}\nThe logs are in {job.paths.folder}."))

@@ -58,9 +58,10 @@ class Stop:
 
 @dataclass(frozen=True)
 class Forward:
-    """Launcher to keeper: send this signal to every rank."""
+    """Launcher to keeper: send this signal to one rank, or to every rank (None)."""
 
     signal: int
+    rank: int | None = None
 
 
 def keep_job(sock: socket.socket, launcher: int, held: Sequence[int] = ()) -> None:
@@ -69,7 +70,8 @@ def keep_job(sock: socket.socket, launcher: int, held: Sequence[int] = ()) -> No
     Args:
         sock: This keeper's end of the socketpair to the launcher.
         launcher: Pid of the launching process.
-        held: Descriptors that the ranks inherit, such as locks on their devices.
+        held: Descriptors that the ranks inherit, such as locks on their devices; perhaps those of a terminal
+            (GroupSpec.terminal).
     """
     _signals.reset_signals()
     _process.become_subreaper()
@@ -119,7 +121,8 @@ class _Group:
         self._channel = channel
         self._selector = selector
         self._arrived = arrived
-        self._held = held
+        split = len(held) - 3 if spec.terminal else len(held)
+        self._held, self._terminal = tuple(held[:split]), tuple(held[split:])
         self._rules = GroupRules(spec.nproc, spec.limits, time.monotonic())
         self._rank_of: dict[int, int] = {}
         self._began_at = time.time()
@@ -151,7 +154,7 @@ class _Group:
 
     def _act(self, action: Action) -> None:
         if action is Action.DUMP:
-            pids = _process.topmost(self._running_pids(), _shows_stacks)
+            pids = _process.topmost(self._pids_of(self._rules.running), _shows_stacks)
             _signals.send_signal(pids, _signals.STACKS_SIGNAL or 0)
             _signals.send_signal(pids, signal.SIGCONT)
         elif action is Action.TERMINATE:
@@ -163,16 +166,17 @@ class _Group:
         elif action is Action.KILL:
             _signals.send_signal(_process.descendants(_process.own_children()), signal.SIGKILL)
 
-    def _running_pids(self) -> list[int]:
-        running = set(self._rules.running)
-        return [pid for pid, rank in self._rank_of.items() if rank in running]
+    def _pids_of(self, ranks: Sequence[int]) -> list[int]:
+        return [pid for pid, rank in self._rank_of.items() if rank in ranks]
 
     def _start_ranks(self) -> None:
         spec = self._spec
         self._tell(Started(os.getpid(), ()))
         for rank, (own, log_file) in enumerate(zip(spec.rank_environments, spec.log_files, strict=True)):
+            environment = {**spec.environment, **own}
+            inherited = _process.Inherited(self._held, self._terminal if rank == 0 else ())
             try:
-                process = _process.start_rank(spec.argv, spec.cwd, {**spec.environment, **own}, log_file, self._held)
+                process = _process.start_rank(spec.argv, spec.cwd, environment, log_file, inherited)
             except OSError as error:
                 self._rules.start_failed(rank, f"{error.strerror}: {error.filename or spec.argv[0]}", time.monotonic())
                 break
@@ -183,6 +187,8 @@ class _Group:
             self._rank_of[process.pid] = rank
             # Children are reaped all together below; without a return code Popen would wait for this one, too.
             process.returncode = 0
+        for descriptor in self._terminal:
+            os.close(descriptor)
         self._tell(Started(os.getpid(), tuple(self._rank_of)))
 
     def _tell(self, message: object) -> None:
@@ -225,7 +231,8 @@ class _Group:
                 self._look_for_outcomes()
                 self._rules.stop_ordered(time.monotonic(), at_once=message.at_once, detail=message.detail)
             elif isinstance(message, Forward):
-                _signals.send_signal(self._running_pids(), message.signal)
+                wanted = self._rules.running if message.rank is None else [message.rank]
+                _signals.send_signal(self._pids_of(wanted), message.signal)
 
     def _reap(self) -> None:
         for pid, code in _process.reap():

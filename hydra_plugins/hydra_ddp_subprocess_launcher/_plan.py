@@ -208,6 +208,7 @@ def write_job(
         outcome_files=tuple(paths.outcome(rank) for rank in ranks),
         failure_files=tuple(paths.failure(rank) for rank in ranks),
         limits=sweep.settings.limits,
+        terminal=sweep.settings.debug,
     )
     _files.write_text(paths.facts, json.dumps(_facts(job, spec, os.environ), indent=2) + "\n")
     return paths, spec

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ._signals import send_signal
@@ -63,32 +64,48 @@ def thread_count() -> int:
         return 1
 
 
+@dataclass(frozen=True)
+class Inherited:
+    """Descriptors that a rank inherits.
+
+    Attributes:
+        held: Those that it only holds, such as locks on its devices.
+        terminal: Its stdin, stdout and stderr; empty: no stdin, and its log.
+    """
+
+    held: tuple[int, ...] = ()
+    terminal: tuple[int, ...] = ()
+
+
 def start_rank(
-    argv: Sequence[str], cwd: str, environment: Mapping[str, str], log_file: str, held: Sequence[int] = ()
+    argv: Sequence[str], cwd: str, environment: Mapping[str, str], log_file: str, inherited: Inherited = Inherited()
 ) -> subprocess.Popen[bytes]:
-    """Start one rank: own session, no stdin, output to its log, SIGKILL when this process dies.
+    """Start one rank: own session, output to its log, SIGKILL when this process dies.
 
     Args:
         argv: Command.
         cwd: Directory.
         environment: All its variables.
         log_file: Is appended to.
-        held: Descriptors that it inherits.
+        inherited: Descriptors for it.
 
     Raises:
         OSError: when the log cannot be opened, or the command or `cwd` cannot be used.
     """
     parent = os.getpid()
     with open(log_file, "ab", buffering=0) as log:
+        stdin, stdout, stderr = inherited.terminal or (subprocess.DEVNULL, log, log)
+        if inherited.terminal:
+            log.write(b"The output of this rank went to the terminal (hydra.launcher.debug=true).\n")
         return subprocess.Popen(
             list(argv),
             cwd=cwd,
             env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
             start_new_session=True,
-            pass_fds=tuple(held),
+            pass_fds=inherited.held,
             preexec_fn=lambda: signal_at_parents_end(parent, signal.SIGKILL),  # noqa: PLW1509  (a keeper has one thread)
         )
 

@@ -129,12 +129,13 @@ class Progress:
             plan: The job.
             paths: Its files.
         """
-        chosen = self._sweep.settings.tee_ranks
+        chosen, debug = self._sweep.settings.tee_ranks, self._sweep.settings.debug
         alone = self._at_once == 1
         if self._screen is not None and chosen == (0,) and not alone:
             return []  # Its last line is on the board.
-        ranks = [rank for rank in range(plan.nproc) if chosen is None or rank in chosen]
-        bare = alone and len(ranks) == 1
+        # Rank 0 that has the terminal shows itself.
+        ranks = [rank for rank in range(debug, plan.nproc) if chosen is None or rank in chosen]
+        bare = alone and len(ranks) == 1 and not debug
         prefixes = ["" if bare else f"[job {plan.number} rank {rank}] " for rank in ranks]
         raw = bare and self._screen is None
         return [LogTee(paths.log(rank), prefix, raw=raw) for rank, prefix in zip(ranks, prefixes, strict=True)]

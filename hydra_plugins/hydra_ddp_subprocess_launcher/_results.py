@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +62,7 @@ class Verdict:
     rank: int | None = None
 
 
-def judge(report: GroupReport, nproc: int, paths: JobPaths, run_id: str) -> Verdict:
+def judge(report: GroupReport, nproc: int, paths: JobPaths, run_id: str, *, debug: bool = False) -> Verdict:
     """Decide how a job ended.
 
     A bad exit beats a good outcome, except after every rank had stored a good one: then only tear-down failed.
@@ -72,12 +72,13 @@ def judge(report: GroupReport, nproc: int, paths: JobPaths, run_id: str) -> Verd
         nproc: Number of ranks.
         paths: Where the ranks stored their outcomes.
         run_id: Name of the start of the job.
+        debug: Whether the output of rank 0 went to the terminal, so that its log tells nothing.
     """
     outcomes = [read_outcome(paths, rank, run_id) for rank in range(nproc)]
     good = all(outcome is not None and outcome.completed for outcome in outcomes)
     if good and (report.finished or report.reason is None):
         return _completed(report, outcomes[0])
-    return _failed(report, outcomes, paths)
+    return _failed(report, outcomes, paths, logged=range(debug, nproc))
 
 
 def failed_before_start(error: Exception) -> Verdict:
@@ -106,7 +107,9 @@ def _completed(report: GroupReport, outcome: Outcome | None) -> Verdict:
     return Verdict(completed=True, value=value, warnings=tuple(warnings))
 
 
-def _failed(report: GroupReport, outcomes: Sequence[Outcome | None], paths: JobPaths) -> Verdict:
+def _failed(
+    report: GroupReport, outcomes: Sequence[Outcome | None], paths: JobPaths, logged: Container[int]
+) -> Verdict:
     failure = root_cause(report, outcomes, paths)
     rank = failure.rank if failure is not None else None
     what, advice = describe(report, outcomes, failure)
@@ -115,7 +118,7 @@ def _failed(report: GroupReport, outcomes: Sequence[Outcome | None], paths: JobP
     lines = [f"{what}; rank {stopped} was then ended by the launcher." if stopped else f"{what}."]
     if failure is not None and failure.traceback:
         lines += ["", *_shortened(failure.traceback.rstrip().splitlines()), ""]
-    elif rank is not None and (tail := last_lines(paths.log(rank), _SHOWN_LOG_LINES)):
+    elif rank is not None and rank in logged and (tail := last_lines(paths.log(rank), _SHOWN_LOG_LINES)):
         lines += ["", f"Last lines of rank {rank}:", *(f"  {line}" for line in tail), ""]
     broken = unusable_folder(paths) if rank is not None and outcomes[rank] is None else None
     if broken is not None:

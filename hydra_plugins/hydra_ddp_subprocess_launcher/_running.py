@@ -169,10 +169,10 @@ class RunningJob:
         words = outcome.traceback if outcome is not None else "\n".join(last_lines(self.paths.log(0), _LAST_WORDS))
         return is_port_clash(words, self.place.port.number)
 
-    def verdict(self) -> Verdict:
+    def verdict(self, settings: LaunchSettings) -> Verdict:
         """Decide how the job ended, when it is over."""
         if self.report is not None:
-            return _results.judge(self.report, self.plan.nproc, self.paths, self.run_id)
+            return _results.judge(self.report, self.plan.nproc, self.paths, self.run_id, debug=settings.debug)
         lost = JobFailedError(
             "The process that kept this job was killed from outside, and its ranks with it. "
             f"The logs of the ranks are in {self.paths.folder}."

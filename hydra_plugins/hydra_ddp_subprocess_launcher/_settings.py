@@ -46,6 +46,7 @@ class LaunchSettings:
     check_config: OnConfigDifference | None
     code_changed: OnCodeChange
     allow_nested: bool
+    debug: bool
 
 
 def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
@@ -58,6 +59,14 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
     unknown = [name for name in options if name not in valid and name not in ("_target_", "_recursive_", "_convert_")]
     if unknown:
         raise OptionError(f"Unknown option hydra.launcher.{unknown[0]}. Valid options: {', '.join(sorted(valid))}.")
+    debug = _truth("debug", options["debug"])
+    progress = _choice("progress", options["progress"], ShowProgress)
+    for name in ("timeout_min", "exit_timeout_s"):
+        if debug and options[name] is not None:
+            raise OptionError(
+                f"hydra.launcher.debug=true contradicts hydra.launcher.{name}={options[name]!r}: a job must not be "
+                "ended while somebody looks at it. Leave out one of the two."
+            )
     return LaunchSettings(
         nproc_per_node=read_nproc(options["nproc_per_node"]),
         devices=_ids(options["devices"]),
@@ -69,7 +78,7 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
         omp_num_threads=_whole("omp_num_threads", options["omp_num_threads"], 1, "null"),
         master_addr=_text("master_addr", options["master_addr"]),
         master_port=_whole("master_port", options["master_port"], 1, "null", most=65535),
-        max_restarts=_count("max_restarts", options["max_restarts"]),
+        max_restarts=0 if debug else _count("max_restarts", options["max_restarts"]),
         limits=Limits(
             grace_period_s=_amount("grace_period_s", options["grace_period_s"], zero=True) or 0.0,
             timeout_s=_minutes("timeout_min", options["timeout_min"]),
@@ -78,7 +87,8 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
         wrapper=_texts("wrapper", options["wrapper"]),
         entry=_choice("entry", options["entry"], Entry),
         tee_ranks=_ranks(options["tee_ranks"]),
-        progress=_choice("progress", options["progress"], ShowProgress),
+        # A board would be drawn over what is typed.
+        progress=ShowProgress.plain if debug and progress is not ShowProgress.none else progress,
         check_config=(
             None
             if options["check_config"] is None
@@ -86,6 +96,7 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
         ),
         code_changed=_choice("code_changed", options["code_changed"], OnCodeChange),
         allow_nested=_truth("allow_nested", options["allow_nested"]),
+        debug=debug,
     )
 
 

@@ -53,6 +53,7 @@ class GroupSpec:
         outcome_files: One path a rank: it exists when the rank has stored that its part of the job completed.
         failure_files: One path a rank: it exists when the rank has stored that its part of the job failed.
         limits: Time limits of the job.
+        terminal: Whether the last three descriptors that came with the job are stdin, stdout and stderr of rank 0.
     """
 
     argv: tuple[str, ...]
@@ -63,6 +64,7 @@ class GroupSpec:
     outcome_files: tuple[str, ...]
     failure_files: tuple[str, ...]
     limits: Limits
+    terminal: bool = False
 
     @property
     def nproc(self) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from hydra.core.utils import JobReturn, configure_log, setup_globals
 from omegaconf import DictConfig, OmegaConf
 
+from ._debug import debug_session
 from ._jobs import Batch
 from ._setup import Sweep
 from ._signals import InsistedError
@@ -30,9 +31,9 @@ def run_sweep(sweep: Sweep, job_overrides: list[list[str]], initial_job_idx: int
     _configure_log(sweep)
     try:
         _make_sweep_dir(sweep.config)
-        batch = Batch(sweep, job_overrides, initial_job_idx)
         try:
-            return batch.run()
+            with debug_session(sweep.settings, len(job_overrides)) as debugging:
+                return Batch(sweep, job_overrides, initial_job_idx, debugging).run()
         except InsistedError as error:
             if error.number == signal.SIGINT:
                 raise

@@ -67,6 +67,8 @@ class DDPSubprocessLauncherConf:
     code_changed: OnCodeChange = OnCodeChange.warn
     # Launch also from within a rank, or when started as one of several processes.
     allow_nested: bool = False
+    # Rank 0 of the one job has the terminal, so that `breakpoint()` works in it; no restarts, no time limits.
+    debug: bool = False
 
 
 @dataclass
