@@ -22,11 +22,12 @@ LAYERS = (
     ("_choices", "_specs", "_errors"),
     ("_signals", "_machine", "_process", "_channel", "_port", "_pickling", "_logs", "_schedule", "_locks", "_nvml"),
     ("_rules", "_environment", "_program", "_tasks", "_sources", "_devices", "_files"),
+    ("_commands", "_footprint", "_records", "_claim", "_journal"),
     ("config", "_settings", "_freeze", "_keeper", "_outcome", "_failures"),
     ("_entry", "_results", "_report", "_spawner", "_rank"),
     ("_setup", "_plan", "_running"),
     ("_line", "_hub"),
-    ("_jobs", "_sweep"),
+    ("_jobs", "_dry_run", "_sweep"),
     ("ddp_rank_sweeper", "ddp_subprocess_launcher"),
 )
 # These run in processes that must stay small.

@@ -47,6 +47,7 @@ def test_defaults() -> None:
         check_config=None,
         code_changed=OnCodeChange.warn,
         allow_nested=False,
+        dry_run=False,
     )
 
 

@@ -45,6 +45,7 @@ class LaunchSettings:
     check_config: OnConfigDifference | None
     code_changed: OnCodeChange
     allow_nested: bool
+    dry_run: bool
 
 
 def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
@@ -84,6 +85,7 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
         ),
         code_changed=_choice("code_changed", options["code_changed"], OnCodeChange),
         allow_nested=_truth("allow_nested", options["allow_nested"]),
+        dry_run=_truth("dry_run", options["dry_run"]),
     )
 
 

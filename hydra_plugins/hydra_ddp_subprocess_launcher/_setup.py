@@ -16,6 +16,7 @@ from . import _environment, _machine, _pickling
 from ._devices import DeviceGate, find_devices, name_devices
 from ._entry import FunctionEntry, ProgramEntry, find_entry
 from ._errors import StartError
+from ._footprint import Footprint
 from ._freeze import ComposeSpool
 from ._locks import DeviceLocks
 from ._nvml import Nvml
@@ -40,6 +41,7 @@ class Sweep:
         gate: Gets hold of the pool's devices.
         spool: Configs that the sweeper composed.
         sources: The program's source files.
+        footprint: What a dry run has to put back; None: this is none.
     """
 
     context: HydraContext
@@ -51,6 +53,7 @@ class Sweep:
     gate: DeviceGate
     spool: ComposeSpool
     sources: SourceWatch
+    footprint: Footprint | None = None
 
     @property
     def main(self) -> Mapping[str, Any] | None:
@@ -86,9 +89,11 @@ def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: Di
     entry = find_entry(settings.entry, task_function)
     pool, gate = _pool_and_gate(settings, str(config.hydra.sweep.dir))
     main_script = entry.program.main_script if isinstance(entry, ProgramEntry) else None
-    spool = ComposeSpool(context.config_loader)
+    footprint = Footprint.look(str(config.hydra.sweep.dir)) if settings.dry_run else None
+    spool = ComposeSpool(context.config_loader, footprint.restore if footprint is not None else lambda: None)
     spool.record()
-    return Sweep(context, task_function, config, settings, entry, pool, gate, spool, SourceWatch(main_script))
+    sources = SourceWatch(main_script)
+    return Sweep(context, task_function, config, settings, entry, pool, gate, spool, sources, footprint)
 
 
 def _pool_and_gate(settings: LaunchSettings, sweep_dir: str) -> tuple[Pool, DeviceGate]:
@@ -98,7 +103,12 @@ def _pool_and_gate(settings: LaunchSettings, sweep_dir: str) -> tuple[Pool, Devi
     pool = Pool(devices, settings.jobs_per_device, settings.max_parallel_jobs)
     pool.nproc(settings.nproc_per_node)
     locks = None
-    if devices and settings.lock_devices:
+    if devices and settings.lock_devices and not settings.dry_run:
         locks = DeviceLocks(os.path.abspath(sweep_dir), _environment.locked_for_this_rank(os.environ))
     names = name_devices(devices, variable, nvml)
-    return pool, DeviceGate(names, nvml, locks, settings.min_free_memory_gb)
+    gate = DeviceGate(names, nvml, locks, settings.min_free_memory_gb)
+    if settings.dry_run:
+        gate.close()
+        # Who has a device now, and how much of its memory, does not count: nothing is started on it.
+        gate = DeviceGate({}, Nvml("", {}), None, None)
+    return pool, gate

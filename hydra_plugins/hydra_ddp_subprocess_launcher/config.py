@@ -63,6 +63,8 @@ class DDPSubprocessLauncherConf:
     code_changed: OnCodeChange = OnCodeChange.warn
     # Launch also from within a rank, or when started as one of several processes.
     allow_nested: bool = False
+    # Start nothing and write nothing: print what each job would run, as shell commands that can be pasted.
+    dry_run: bool = False
 
 
 @dataclass
@@ -74,6 +76,13 @@ class DDPRankSweeperConf:
     run_dir: str = MISSING
     # Overrides of the job, each percent-encoded, joined by spaces; null where they are too long for a command.
     overrides: str | None = None
+    # The next three are in the commands that a dry run prints, as it leaves no payload: with them a rank composes its
+    # job's config itself. Primary config of the sweep, percent-encoded; null: it has none.
+    config_name: str | None = None
+    # The sweep's overrides of Hydra's part of the config, encoded like `overrides`; null: there is a payload.
+    hydra_overrides: str | None = None
+    # Which of the program's `hydra.main`: module, qualified name, and how often it was swept before; encoded likewise.
+    task: str | None = None
 
 
 @dataclass
