@@ -98,11 +98,12 @@ class _Rehearsal:
         running: deque[tuple[int, Place | None]] = deque()
         try:
             while self._line.waiting:
-                if self._line.has_work:
+                while self._line.has_work:
                     self._line.work()
-                elif (turn := self._line.take_next()) is not None:
+                turn = self._line.take_next()
+                if turn is not None:
                     running.append((turn[0].number, self._show(*turn)))
-                elif running:
+                elif not self._line.has_work:
                     self._end(*running.popleft())
         finally:
             while running:
