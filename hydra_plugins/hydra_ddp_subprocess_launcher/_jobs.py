@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import selectors
 import signal
 import sys
@@ -13,9 +12,9 @@ from dataclasses import dataclass
 from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
-from . import _environment, _keeper, _machine, _results, _signals
+from . import _keeper, _results, _signals
 from ._choices import OnConfigDifference
-from ._errors import JobFailedError, LauncherError, OptionError
+from ._errors import JobFailedError, LauncherError
 from ._hub import Hub
 from ._line import Line
 from ._logs import LOOK_INTERVAL_S, LogView
@@ -70,20 +69,9 @@ class Batch:
         self._stopped_at = 0.0
         self._view = LogView(sys.stdout)
         self._again: dict[int, _Again] = {}
-        settings = sweep.settings
         self._line = Line(sweep, self._overrides, self._fail)
         self._at_once = self._line.most_jobs
-        if settings.master_port is not None and self._at_once > 1:
-            raise OptionError(
-                f"hydra.launcher.master_port={settings.master_port} is one port, but {self._at_once} jobs run at once. "
-                "Leave it null, or set hydra.launcher.max_parallel_jobs=1."
-            )
-        self._base = _environment.with_omp_threads(
-            _environment.scrub(os.environ, _machine.start_environment()),
-            settings.omp_num_threads,
-            _machine.usable_cores(),
-            self._line.most_ranks,
-        )
+        self._base = self._line.base_environment()
         _log.info("Launching %s, OMP_NUM_THREADS=%s", self._line.summary, self._base["OMP_NUM_THREADS"])
 
     def run(self) -> list[JobResult]:
