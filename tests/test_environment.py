@@ -108,6 +108,12 @@ def test_a_users_value_stays(name: str) -> None:
     assert group_environment(base, {name: "job's"}, group())[name] == "job's"
 
 
+def test_without_a_payload() -> None:
+    """A rank that composes its own config has no digest to compare, and all the rest."""
+    with_one, without = (group_environment({}, {}, group(payload_digest=digest)) for digest in ("ab12", None))
+    assert with_one == {**without, "HYDRA_DDP_PAYLOAD_SHA256": "ab12"}
+
+
 def test_the_launcher_has_the_last_word_on_its_own_variables() -> None:
     """`env_set` cannot give a job another world size or port than it has."""
     environment = group_environment({}, {"WORLD_SIZE": "9", "MASTER_PORT": "1"}, group())
@@ -199,6 +205,7 @@ def test_ignored_rendezvous(names: tuple[str, ...], ignored: list[str] | None) -
         ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8"}, ("SLURM_PROCID=3", "SLURM_STEP_NUM_TASKS=8")),
         ({"HYDRA_DDP_PAYLOAD_SHA256": "ab"}, ("HYDRA_DDP_PAYLOAD_SHA256", "ranks of ranks")),
         ({"HYDRA_DDP_PAYLOAD_SHA256": ""}, ("HYDRA_DDP_PAYLOAD_SHA256",)),
+        ({"HYDRA_DDP_JOB_NUM": "0"}, ("HYDRA_DDP_JOB_NUM", "ranks of ranks")),
     ],
 )
 def test_one_of_several_processes_is_refused(environ: dict[str, str], named: tuple[str, ...]) -> None:

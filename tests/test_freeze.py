@@ -198,6 +198,13 @@ def test_a_random_run_directory_is_one_directory(resolver: Callable[..., None]) 
     assert travelled(config).hydra.runtime.output_dir == config.hydra.runtime.output_dir == run_dir
 
 
+def test_a_run_directory_that_is_given(tmp_path: Path) -> None:
+    """It takes the place of what the config says, which may differ from process to process."""
+    config = job_config(sweep={"dir": "multirun", "subdir": "${now:%f}"})
+    assert _freeze.freeze(config, 3, str(tmp_path)).run_dir == str(tmp_path)
+    assert config.hydra.runtime.output_dir == str(tmp_path)
+
+
 def test_a_relative_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A relative sweep directory is meant from where the process is when the job is frozen."""
     monkeypatch.chdir(tmp_path)
@@ -484,3 +491,19 @@ def test_types_survive_the_spool(tmp_path: Path) -> None:
     assert OmegaConf.get_type(taken.hydra) is OmegaConf.get_type(composed.hydra)
     assert OmegaConf.is_struct(taken) and taken.b == 2
     assert OmegaConf.to_container(taken, resolve=False) == OmegaConf.to_container(composed, resolve=False)
+
+
+def test_a_compose_that_fails_is_told() -> None:
+    """A dry run hears of it, as the launcher will not be called; whoever composed gets the error."""
+    told: list[str] = []
+
+    class Failing:
+        def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+            raise ValueError("broken")
+
+    loader = Failing()
+    spool = ComposeSpool(loader, lambda: told.append("told"))
+    spool.record()
+    with pytest.raises(ValueError, match="broken"):
+        loader.load_sweep_config(OmegaConf.create(), [])
+    assert told == ["told"]

@@ -21,13 +21,13 @@ SCANNED = {"__init__", "config", "ddp_rank_sweeper", "ddp_subprocess_launcher"}
 LAYERS = (
     ("_choices", "_specs", "_errors"),
     ("_signals", "_machine", "_process", "_channel", "_port", "_pickling", "_logs", "_schedule", "_locks", "_nvml"),
-    ("_records", "_commands", "_rules", "_environment", "_program", "_tasks", "_sources", "_devices", "_files"),
-    ("_claim", "_journal", "_results_csv", "_ledger", "_screen", "_board", "_report"),
+    ("_records", "_rules", "_environment", "_program", "_tasks", "_sources", "_devices", "_files"),
+    ("_commands", "_footprint", "_claim", "_journal", "_results_csv", "_ledger", "_screen", "_board", "_report"),
     ("config", "_settings", "_freeze", "_keeper", "_outcome", "_failures"),
     ("_entry", "_results", "_spawner", "_rank"),
     ("_setup", "_plan", "_running", "_debug"),
     ("_line", "_hub", "_restarts", "_progress"),
-    ("_jobs", "_sweep"),
+    ("_jobs", "_dry_run", "_sweep"),
     ("ddp_rank_sweeper", "ddp_subprocess_launcher"),
 )
 # These run in processes that must stay small.

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _program
 from hydra_plugins.hydra_ddp_subprocess_launcher._errors import StartError
-from hydra_plugins.hydra_ddp_subprocess_launcher._program import ProcessStart, Program
+from hydra_plugins.hydra_ddp_subprocess_launcher._program import ProcessStart, Program, Recipe
+from hydra_plugins.hydra_ddp_subprocess_launcher._specs import TaskId
 
 PYTHON = "/usr/bin/python3"
 ODD_OVERRIDES = (
@@ -278,6 +279,32 @@ def test_a_command_passes_hydras_grammar(overrides: list[str], run_dir: str) -> 
     values = {override.key_or_group: str(override.value()) for override in parsed}
     assert _program.decode(values["hydra.sweeper.run_dir"]) == run_dir
     assert _program.decode_overrides(values["hydra.sweeper.overrides"]) == tuple(overrides)
+
+
+@given(st.one_of(st.none(), override_strings), st.lists(override_strings, min_size=1, max_size=4))
+@example("sub/it's \udcff", list(ODD_OVERRIDES))
+@settings(max_examples=50, deadline=None)
+def test_a_recipe_passes_hydras_grammar(config_name: str | None, hydra_overrides: list[str]) -> None:
+    """What a rank needs to compose its config reaches its sweeper as it is."""
+    recipe = Recipe(config_name, tuple(hydra_overrides), TaskId("__main__", "make.<locals>.main", 2))
+    parsed = OverridesParser.create().parse_overrides(list(_program.recipe_arguments(recipe)))
+    options = {override.key_or_group.removeprefix("hydra.sweeper."): str(override.value()) for override in parsed}
+    assert _program.read_recipe(options.get("config_name"), options["hydra_overrides"], options["task"]) == recipe
+
+
+def test_a_rank_with_a_payload_has_no_recipe() -> None:
+    """Without the options there is nothing to compose from."""
+    assert _program.read_recipe(None, None, None) is None
+
+
+@given(override_strings)
+@example("/it's \\' \\\\")
+@example("ends with \\\n")
+@settings(max_examples=200, deadline=None)
+def test_a_quoted_value_passes_hydras_grammar(text: str) -> None:
+    """A value comes back as it is; what Hydra would resolve in it is not its business."""
+    value = OverridesParser.create().parse_override(f"key={_program.hydra_quoted(text)}").value()
+    assert str(value) == text
 
 
 def test_common_overrides_stay_readable() -> None:

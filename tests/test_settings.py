@@ -49,6 +49,7 @@ def test_defaults() -> None:
         code_changed=OnCodeChange.warn,
         allow_nested=False,
         debug=False,
+        dry_run=False,
     )
 
 

@@ -11,10 +11,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ._program import hydra_quoted
+
 # A variable whose value is kept secret stands as `$NAME` in a job's facts, and is taken from the shell.
 _FROM_SHELL = re.compile(r"\$\w+")
 _MOST_AGAIN = 10
-_HARMLESS = re.compile(r"[A-Za-z0-9_/.:+-]+")
 
 
 def rank_line(facts: Mapping[str, Any], rank: int) -> str:
@@ -29,27 +30,46 @@ def rank_line(facts: Mapping[str, Any], rank: int) -> str:
     """
     environment = {**facts["environment"], **facts["rank_environments"][rank]}
     removed = [part for name in facts["environment_removed"] for part in ("-u", name)]
-    assigned = [f"{name}={_quoted(name, value)}" for name, value in environment.items()]
+    assigned = [f"{_quoted(name)}={_value(name, value)}" for name, value in environment.items()]
     return " ".join(
         [
             "cd",
-            shlex.quote(facts["cwd"]),
+            _quoted(facts["cwd"]),
             "&&",
             "env",
-            *map(shlex.quote, removed),
+            *map(_quoted, removed),
             *assigned,
             shell_words(facts["argv"]),
         ]
     )
 
 
-def _quoted(name: str, value: str) -> str:
-    return f'"{value}"' if value == f"${name}" and _FROM_SHELL.fullmatch(value) else shlex.quote(value)
+def _value(name: str, value: str) -> str:
+    return f'"{value}"' if value == f"${name}" and _FROM_SHELL.fullmatch(value) else _quoted(value)
+
+
+def _quoted(word: str) -> str:
+    """Return a word quoted for bash, on one line and without what a terminal would act on."""
+    if word.isprintable():
+        return shlex.quote(word)
+    return f"$'{''.join(map(_in_ansi_quotes, word))}'"
+
+
+def _in_ansi_quotes(char: str) -> str:
+    if char in "\\'":
+        return f"\\{char}"
+    return char if char.isprintable() else "".join(f"\\x{byte:02x}" for byte in os.fsencode(char))
+
+
+def shell_comment(text: str) -> str:
+    """Return a text as one line that a shell passes over; what cannot be printed stands as an escape."""
+    printable = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return f"# {''.join(printable)}"
 
 
 def shell_words(argv: Sequence[str]) -> str:
     """Return a command line, each word quoted where the shell needs it."""
-    return " ".join(map(shlex.quote, argv))
+    return " ".join(map(_quoted, argv))
 
 
 def evaluated(command: str, sweep_dir: str, *arguments: object) -> str:
@@ -80,14 +100,7 @@ def overrides_again(overrides: Sequence[str], sweep_dir: str, *, basic: bool) ->
     kept = [one for one in overrides if not one.lstrip("+").startswith(dropped)]
     # A grid that stands in the config would be swept again.
     kept.append("hydra.sweeper.params=null" if basic else "hydra/sweeper=basic")
-    return [*kept, f"hydra.sweep.dir={_hydra_quoted(f'{sweep_dir}_again')}"]
-
-
-def _hydra_quoted(text: str) -> str:
-    """Return a value in Hydra's override grammar."""
-    if _HARMLESS.fullmatch(text):
-        return text
-    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text) + "'"
+    return [*kept, f"hydra.sweep.dir={hydra_quoted(f'{sweep_dir}_again')}"]
 
 
 def again(command: Sequence[str], jobs: Sequence[Sequence[str]]) -> list[str]:

@@ -136,10 +136,24 @@ def function_body(task_function: TaskFunction, context: HydraContext) -> dict[st
 
 
 def rank_command(
-    entry: ProgramEntry | FunctionEntry, wrapper: tuple[str, ...], run_dir: str, overrides: tuple[str, ...]
+    entry: ProgramEntry | FunctionEntry,
+    wrapper: tuple[str, ...],
+    run_dir: str,
+    overrides: tuple[str, ...],
+    recipe: _program.Recipe | None = None,
 ) -> tuple[tuple[str, ...], str]:
-    """Return the command of a job's ranks and the directory in which they start."""
+    """Return the command of a job's ranks and the directory in which they start.
+
+    Args:
+        entry: What they run.
+        wrapper: Command to put before it.
+        run_dir: Run directory of the job.
+        overrides: Its override strings.
+        recipe: How a rank of a program composes its config; None: it reads a payload.
+    """
     if isinstance(entry, FunctionEntry):
         return _program.function_command(wrapper, entry.start, _RANK_MODULE, run_dir, overrides), entry.start.cwd
     command = _program.program_command(wrapper, entry.program, entry.flags, run_dir, overrides)
+    if recipe is not None:
+        command += _program.recipe_arguments(recipe)
     return command, entry.program.cwd

@@ -14,6 +14,8 @@ from ._errors import StartError
 
 # Presence of this variable tells a process that it is a rank, or was started by one.
 PAYLOAD_DIGEST = "HYDRA_DDP_PAYLOAD_SHA256"
+# So does this one, also where a rank is run by hand after a dry run, which leaves no payload.
+JOB_NUM = "HYDRA_DDP_JOB_NUM"
 # Names of the devices that are locked for the job, percent-encoded, for a sweep within it.
 _LOCKED = "HYDRA_DDP_LOCKED"
 
@@ -46,7 +48,7 @@ class GroupEnvironment:
         devices: Ids of the job's devices; None: leave the visible-devices variable as it is.
         device_env_var: Name of the visible-devices variable.
         error_files: One path a rank, for torchrun's error file.
-        payload_digest: SHA-256 of the payload, hexadecimal.
+        payload_digest: SHA-256 of the payload, hexadecimal; None: there is none.
         job_num: Number of the job.
         sweep_dir: Sweep directory, absolute.
         locked: Names under which the job's devices are locked.
@@ -62,7 +64,7 @@ class GroupEnvironment:
     devices: tuple[str, ...] | None
     device_env_var: str
     error_files: tuple[str, ...]
-    payload_digest: str
+    payload_digest: str | None
     job_num: int
     sweep_dir: str
     locked: tuple[str, ...] = ()
@@ -128,9 +130,9 @@ def group_environment(base: Mapping[str, str], env_set: Mapping[str, str], group
         "TORCHELASTIC_RUN_ID": group.run_id,
         "TORCHELASTIC_RESTART_COUNT": str(group.restart_count),
         "TORCHELASTIC_MAX_RESTARTS": str(group.max_restarts),
-        PAYLOAD_DIGEST: group.payload_digest,
+        **({} if group.payload_digest is None else {PAYLOAD_DIGEST: group.payload_digest}),
         "HYDRA_DDP_ATTEMPT": str(group.attempt),
-        "HYDRA_DDP_JOB_NUM": str(group.job_num),
+        JOB_NUM: str(group.job_num),
         "HYDRA_DDP_SWEEP_DIR": group.sweep_dir,
         **({_LOCKED: " ".join(quote(name, safe="") for name in group.locked)} if group.locked else {}),
     }
@@ -163,9 +165,10 @@ def refuse_as_rank(environ: Mapping[str, str]) -> None:
     Raises:
         StartError: naming the variables that tell, and how to start instead.
     """
-    if PAYLOAD_DIGEST in environ:
+    ours = [name for name in (PAYLOAD_DIGEST, JOB_NUM) if name in environ]
+    if ours:
         raise StartError(
-            f"{PAYLOAD_DIGEST} is set: this process is a rank of a job, or was started by one, and launching from "
+            f"{ours[0]} is set: this process is a rank of a job, or was started by one, and launching from "
             "within it would start ranks of ranks. Start the sweep outside, or set hydra.launcher.allow_nested=true."
         )
     for names in (

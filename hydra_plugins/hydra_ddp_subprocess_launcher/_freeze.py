@@ -73,10 +73,12 @@ class ComposeSpool:
 
     Args:
         config_loader: Its `load_sweep_config` is watched while the spool records.
+        failed: Is called when composing fails, as the launcher is then not called.
     """
 
-    def __init__(self, config_loader: Any) -> None:
+    def __init__(self, config_loader: Any, failed: Callable[[], object] = lambda: None) -> None:
         self._loader = config_loader
+        self._failed = failed
         self._configs: dict[tuple[str, ...], list[KeptConfig]] = {}
 
     def record(self) -> None:
@@ -84,7 +86,11 @@ class ComposeSpool:
         compose = self._loader.load_sweep_config
 
         def load_sweep_config(master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-            config: DictConfig = compose(master_config, sweep_overrides)
+            try:
+                config: DictConfig = compose(master_config, sweep_overrides)
+            except BaseException:
+                self._failed()
+                raise
             kept = KeptConfig.put_by(config)
             if kept is not None:
                 self._configs.setdefault(tuple(sweep_overrides), []).append(kept)
@@ -136,8 +142,13 @@ class Frozen:
     nproc_per_node: Any
 
 
-def freeze(config: DictConfig, job_num: int) -> Frozen:
+def freeze(config: DictConfig, job_num: int, run_dir: str | None = None) -> Frozen:
     """Make a composed job config final, in place, so that every process resolves it alike.
+
+    Args:
+        config: Of the job.
+        job_num: Its number.
+        run_dir: Its run directory, absolute; None: what the config says.
 
     Raises:
         FreezeError: when what the launcher needs cannot be resolved.
@@ -148,7 +159,8 @@ def freeze(config: DictConfig, job_num: int) -> Frozen:
     # One for all, as it takes longer than the rest. It is a copy: what is changed is changed in both.
     with hydra_config(config) as seen:
         sweep_dir = os.path.abspath(_resolved(config, "hydra.sweep.dir", job_num))
-        run_dir = os.path.abspath(os.path.join(sweep_dir, _resolved(config, "hydra.sweep.subdir", job_num)))
+        if run_dir is None:
+            run_dir = os.path.abspath(os.path.join(sweep_dir, _resolved(config, "hydra.sweep.subdir", job_num)))
         for one in (config, seen):
             with read_write(one.hydra.runtime), open_dict(one.hydra.runtime):
                 one.hydra.runtime.output_dir = escape_interpolations(run_dir)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import selectors
 import signal
 import time
@@ -11,10 +10,10 @@ import time
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig
 
-from . import _environment, _keeper, _machine, _results, _signals
+from . import _keeper, _results, _signals
 from ._choices import OnConfigDifference
 from ._debug import DebugSession
-from ._errors import JobFailedError, LauncherError, OptionError
+from ._errors import JobFailedError, LauncherError
 from ._hub import Hub
 from ._line import Line
 from ._logs import LOOK_INTERVAL_S
@@ -57,22 +56,10 @@ class Batch:
         self._stopped_by: int | None = None
         self._stopped_at = 0.0
         self._restarts = Restarts(sweep.gate)
-        settings = sweep.settings
         self._line = Line(sweep, self._overrides, self._fail)
-        at_once = self._line.most_jobs
-        if settings.master_port is not None and at_once > 1:
-            raise OptionError(
-                f"hydra.launcher.master_port={settings.master_port} is one port, but {at_once} jobs run at once. "
-                "Leave it null, or set hydra.launcher.max_parallel_jobs=1."
-            )
-        self._base = _environment.with_omp_threads(
-            _environment.scrub(os.environ, _machine.start_environment()),
-            settings.omp_num_threads,
-            _machine.usable_cores(),
-            self._line.most_ranks,
-        )
+        self._base = self._line.base_environment()
         _log.info("Launching %s, OMP_NUM_THREADS=%s", self._line.summary, self._base["OMP_NUM_THREADS"])
-        self._progress = Progress(sweep, self._overrides, at_once)
+        self._progress = Progress(sweep, self._overrides, self._line.most_jobs)
 
     def run(self) -> list[JobReturn]:
         """Run all jobs and return one JobReturn a job, in order.

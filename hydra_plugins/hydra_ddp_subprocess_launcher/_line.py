@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 
 from omegaconf import OmegaConf
 
+from . import _environment, _machine
 from ._errors import OptionError
 from ._freeze import KeptConfig
 from ._plan import PlannedJob, compose_job, plan_job
@@ -99,6 +101,25 @@ class Line:
         nproc = self._sizes[0]
         sets = [pool.devices[place : place + nproc] for place in range(0, self.most_jobs * nproc, nproc)]
         return f"{said}, devices {' '.join(f'[{chr(44).join(one)}]' for one in sets)}"
+
+    def base_environment(self) -> dict[str, str]:
+        """Return the environment that all ranks of these jobs start from.
+
+        Raises:
+            OptionError: when jobs that run at once would have one port.
+        """
+        settings = self._sweep.settings
+        if settings.master_port is not None and self.most_jobs > 1:
+            raise OptionError(
+                f"hydra.launcher.master_port={settings.master_port} is one port, but {self.most_jobs} jobs run at "
+                "once. Leave it null, or set hydra.launcher.max_parallel_jobs=1."
+            )
+        return _environment.with_omp_threads(
+            _environment.scrub(os.environ, _machine.start_environment()),
+            settings.omp_num_threads,
+            _machine.usable_cores(),
+            self.most_ranks,
+        )
 
     # Before a job's turn
 

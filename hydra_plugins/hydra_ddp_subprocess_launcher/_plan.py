@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from omegaconf import DictConfig, OmegaConf
 
-from . import _environment, _files, _freeze, _pickling
+from . import _environment, _files, _freeze, _pickling, _program
 from ._entry import FunctionEntry, ProgramEntry, function_body, rank_command
 from ._errors import FreezeError, StartError
 from ._port import ReservedPort
@@ -181,8 +181,26 @@ def write_job(
     """
     paths = _files.JobPaths(job.run_dir)
     _files.make_job_folder(paths)
-    ranks = range(job.nproc)
-    group = _environment.GroupEnvironment(
+    group = describe_group(sweep, job, attempt, place, _files.write_payload(paths, job.payload))
+    spec, facts = describe_job(sweep, job, group, base)
+    _files.write_text(paths.facts, json.dumps(facts, indent=2) + "\n")
+    return paths, spec
+
+
+def describe_group(
+    sweep: Sweep, job: PlannedJob, attempt: Attempt, place: Place, payload_digest: str | None
+) -> _environment.GroupEnvironment:
+    """Return what the variables of a job's ranks are made from.
+
+    Args:
+        sweep: The sweep.
+        job: The job.
+        attempt: Which start of it this is.
+        place: Where it runs.
+        payload_digest: SHA-256 of the payload; None: its ranks compose its config themselves.
+    """
+    paths = _files.JobPaths(job.run_dir)
+    return _environment.GroupEnvironment(
         nproc=job.nproc,
         master_addr=place.port.address,
         master_port=place.port.number,
@@ -192,26 +210,53 @@ def write_job(
         max_restarts=sweep.settings.max_restarts,
         devices=place.devices or None,
         device_env_var=sweep.settings.device_env_var,
-        error_files=tuple(paths.error(rank) for rank in ranks),
-        payload_digest=_files.write_payload(paths, job.payload),
+        error_files=tuple(map(paths.error, range(job.nproc))),
+        payload_digest=payload_digest,
         job_num=job.number,
         sweep_dir=job.frozen.sweep_dir,
         locked=sweep.gate.lock_names(place.devices),
     )
-    argv, cwd = rank_command(sweep.entry, sweep.settings.wrapper, job.run_dir, job.overrides)
+
+
+def describe_job(
+    sweep: Sweep,
+    job: PlannedJob,
+    group: _environment.GroupEnvironment,
+    base: Mapping[str, str],
+    recipe: _program.Recipe | None = None,
+) -> tuple[GroupSpec, dict[str, object]]:
+    """Return what a keeper needs and what `job.json` has, without writing anything.
+
+    Args:
+        sweep: The sweep.
+        job: The job.
+        group: What its variables are made from.
+        base: What all ranks start from.
+        recipe: How its ranks compose its config themselves; None: they read a payload.
+
+    Raises:
+        StartError: when the job's environment contradicts its devices.
+    """
+    paths = _files.JobPaths(job.run_dir)
+    ranks = range(job.nproc)
+    argv, cwd = rank_command(sweep.entry, sweep.settings.wrapper, job.run_dir, job.overrides, recipe)
     spec = GroupSpec(
         argv=argv,
         cwd=cwd,
         environment=_environment.group_environment(base, job.frozen.env_set, group),
         rank_environments=_environment.rank_environments(group),
-        log_files=tuple(paths.log(rank) for rank in ranks),
-        outcome_files=tuple(paths.outcome(rank) for rank in ranks),
-        failure_files=tuple(paths.failure(rank) for rank in ranks),
+        log_files=tuple(map(paths.log, ranks)),
+        outcome_files=tuple(map(paths.outcome, ranks)),
+        failure_files=tuple(map(paths.failure, ranks)),
         limits=sweep.settings.limits,
         terminal=sweep.settings.debug,
     )
-    _files.write_text(paths.facts, json.dumps(_facts(job, spec, os.environ), indent=2) + "\n")
-    return paths, spec
+    return spec, _facts(job, spec, os.environ)
+
+
+def is_secret(name: str) -> bool:
+    """Return whether the value of a variable with this name is not to be shown."""
+    return _SECRET.search(name) is not None
 
 
 def _facts(job: PlannedJob, spec: GroupSpec, ours: Mapping[str, str]) -> dict[str, object]:
@@ -219,7 +264,7 @@ def _facts(job: PlannedJob, spec: GroupSpec, ours: Mapping[str, str]) -> dict[st
 
     def shown(environment: Mapping[str, str]) -> dict[str, str]:
         changed = {name: value for name, value in environment.items() if ours.get(name) != value}
-        return {name: f"${name}" if _SECRET.search(name) else value for name, value in sorted(changed.items())}
+        return {name: f"${name}" if is_secret(name) else value for name, value in sorted(changed.items())}
 
     return {
         "job": job.number,

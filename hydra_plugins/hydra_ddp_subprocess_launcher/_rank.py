@@ -16,33 +16,38 @@ from typing import Any, NoReturn
 
 from hydra._internal.callbacks import Callbacks
 from hydra.core.utils import JobRuntime, run_job, setup_globals
-from hydra.types import HydraContext, TaskFunction
+from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from . import _files, _freeze, _outcome, _pickling, _program, _signals, _tasks
-from ._environment import PAYLOAD_DIGEST
+from ._environment import JOB_NUM, PAYLOAD_DIGEST
 from ._errors import LauncherError, StartError
-from ._specs import Outcome, Payload
+from ._specs import Outcome, Payload, TaskId
 
 
 def run_program_rank(
-    run_dir: str, overrides: str | None, task_function: TaskFunction, hydra_context: HydraContext
+    run_dir: str,
+    overrides: str | None,
+    recipe: Mapping[str, str | None],
+    task_function: TaskFunction,
+    hydra_context: HydraContext,
 ) -> None:
     """Be a rank that runs the user's program: return only where the job belongs to another `hydra.main` of it.
 
     Args:
         run_dir: Run directory of the job, percent-encoded.
         overrides: Its overrides, percent-encoded; None: they were too long for a command.
+        recipe: The options `config_name`, `hydra_overrides` and `task` of DDPRankSweeperConf.
         task_function: What this `hydra.main` decorates.
         hydra_context: Hydra's.
 
     Raises:
         SystemExit: when the job has ended; code 1 where it failed.
     """
-    rank = _Rank(_program.decode(run_dir), overrides)
-    payload = rank.load_payload()
-    if _tasks.identify(task_function, _tasks.RANK_SWEEPS) != payload.task:
+    rank = _Rank(_program.decode(run_dir), overrides, _program.read_recipe(**recipe))
+    if _tasks.identify(task_function, _tasks.RANK_SWEEPS) != rank.find_task():
         return
+    rank.compose_missing(task_function, hydra_context)
     rank.run(task_function, hydra_context, _pickling.program_namespace(task_function))
 
 
@@ -65,16 +70,57 @@ def run_function_rank(argv: list[str]) -> NoReturn:
 class _Rank:
     """One rank's part of one job."""
 
-    def __init__(self, run_dir: str, overrides: str | None) -> None:
-        if PAYLOAD_DIGEST not in os.environ:
+    def __init__(self, run_dir: str, overrides: str | None, recipe: _program.Recipe | None = None) -> None:
+        needed = (PAYLOAD_DIGEST,) if recipe is None else (JOB_NUM, "RANK", "TORCHELASTIC_RUN_ID")
+        missing = [name for name in needed if name not in os.environ]
+        if missing:
             raise StartError(
-                f"{PAYLOAD_DIGEST} is not set: `ddp_rank` is what the launcher's own ranks run, and not for use by "
-                "hand. <run dir>/.ddp/job.json has the full command of each rank."
+                f"{missing[0]} is not set: `ddp_rank` is what the launcher's own ranks run, and not for use by hand "
+                "without their environment. <run dir>/.ddp/job.json has the full command of each rank, and "
+                "hydra.launcher.dry_run=true prints it."
             )
         self._paths = _files.JobPaths(run_dir)
         self._overrides = overrides
+        # A payload is the job as the launcher froze it, and has the last word.
+        self._recipe = None if PAYLOAD_DIGEST in os.environ else recipe
         self._rank = int(os.environ["RANK"])
         self._payload: Payload | None = None
+
+    def find_task(self) -> TaskId | None:
+        """Return which function of the program the job runs.
+
+        Raises:
+            LauncherError: as `load_payload`.
+        """
+        return self._recipe.task if self._recipe is not None else self.load_payload().task
+
+    def compose_missing(self, task_function: TaskFunction, hydra_context: HydraContext) -> None:
+        """Make the payload that a dry run did not write, from the config files as they are now.
+
+        Raises:
+            Exception: whatever composing raises.
+        """
+        if self._recipe is None:
+            return
+        overrides = _program.decode_overrides(self._overrides or "")
+        # As `load_sweep_config` does for a job. That wants the sweep's own config, to which Hydra 1.4 compares it.
+        config = hydra_context.config_loader.load_configuration(
+            self._recipe.config_name, [*self._recipe.hydra_overrides, *overrides], RunMode.RUN
+        )
+        run_dir = self._paths.run_dir
+        _freeze.freeze(config, int(os.environ[JOB_NUM]), run_dir)
+        os.makedirs(self._paths.folder, exist_ok=True)
+        main = _pickling.program_namespace(task_function)
+        self._payload = Payload(
+            overrides=overrides,
+            run_dir=run_dir,
+            task=self._recipe.task,
+            task_name=str(JobRuntime.instance().get("name")),
+            sys_path=(),
+            # Nobody is there to compare it with the others'.
+            check_config=False,
+            body=_pickling.dumps({"config": config, "callbacks": None}, main),
+        )
 
     def load_payload(self) -> Payload:
         """Read the payload and check that it belongs to this rank's command.

@@ -47,6 +47,7 @@ class LaunchSettings:
     code_changed: OnCodeChange
     allow_nested: bool
     debug: bool
+    dry_run: bool
 
 
 def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
@@ -97,6 +98,7 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
         code_changed=_choice("code_changed", options["code_changed"], OnCodeChange),
         allow_nested=_truth("allow_nested", options["allow_nested"]),
         debug=debug,
+        dry_run=_truth("dry_run", options["dry_run"]),
     )
 
 

@@ -20,6 +20,7 @@ from ._devices import DeviceGate, find_devices, name_devices
 from ._entry import FunctionEntry, ProgramEntry, find_entry
 from ._errors import StartError
 from ._files import SweepPaths, move_aside
+from ._footprint import Footprint
 from ._freeze import ComposeSpool
 from ._ledger import Ledger
 from ._locks import DeviceLocks
@@ -50,6 +51,7 @@ class Sweep:
         paths: Where the sweep is.
         claim: On that directory, held as long as the sweep is.
         ledger: What has happened.
+        footprint: What a dry run has to put back; None: this is none.
     """
 
     context: HydraContext
@@ -62,8 +64,9 @@ class Sweep:
     spool: ComposeSpool
     sources: SourceWatch
     paths: SweepPaths
-    claim: Claim
+    claim: Claim | None
     ledger: Ledger
+    footprint: Footprint | None
 
     @property
     def main(self) -> Mapping[str, Any] | None:
@@ -74,6 +77,11 @@ class Sweep:
     def task_name(self) -> str:
         """Hydra's name of the job function."""
         return str(JobRuntime.instance().get("name"))
+
+    @property
+    def has_basic_sweeper(self) -> bool:
+        """Whether the sweeper is Hydra's own, which knows all jobs beforehand."""
+        return bool(self.config.hydra.sweeper._target_ == _BASIC_SWEEPER)
 
     def again(self, failed: Sequence[Sequence[str]]) -> list[str]:
         """Return the commands that run jobs once more, in a sweep directory of their own; none without a program.
@@ -86,8 +94,7 @@ class Sweep:
         command = [*self.entry.program.command, *self.entry.flags, *self.entry.config_name, "-m"]
         overrides = OmegaConf.to_container(self.config.hydra.overrides.hydra)
         assert isinstance(overrides, list)
-        sweeper = str(self.config.hydra.sweeper._target_)
-        command += _commands.overrides_again(overrides, self.paths.sweep_dir, basic=sweeper == _BASIC_SWEEPER)
+        command += _commands.overrides_again(overrides, self.paths.sweep_dir, basic=self.has_basic_sweeper)
         return _commands.again(command, failed)
 
 
@@ -116,12 +123,15 @@ def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: Di
     pool, gate = _pool_and_gate(settings, paths.sweep_dir)
     main_script = entry.program.main_script if isinstance(entry, ProgramEntry) else None
     sources = SourceWatch(main_script)
-    claim = _take_directory(paths)
-    ledger = Ledger(paths)
+    footprint = Footprint.look(paths.sweep_dir) if settings.dry_run else None
+    claim = _take_directory(paths) if footprint is None else None
+    ledger = Ledger(paths if footprint is None else None)
     ledger.note(_beginning())
-    spool = ComposeSpool(context.config_loader)
+    spool = ComposeSpool(context.config_loader, footprint.restore if footprint is not None else lambda: None)
     spool.record()
-    return Sweep(context, task_function, config, settings, entry, pool, gate, spool, sources, paths, claim, ledger)
+    return Sweep(
+        context, task_function, config, settings, entry, pool, gate, spool, sources, paths, claim, ledger, footprint
+    )
 
 
 def _take_directory(paths: SweepPaths) -> Claim:
@@ -153,7 +163,12 @@ def _pool_and_gate(settings: LaunchSettings, sweep_dir: str) -> tuple[Pool, Devi
     pool = Pool(devices, settings.jobs_per_device, settings.max_parallel_jobs)
     pool.nproc(settings.nproc_per_node)
     locks = None
-    if devices and settings.lock_devices:
+    if devices and settings.lock_devices and not settings.dry_run:
         locks = DeviceLocks(sweep_dir, _environment.locked_for_this_rank(os.environ))
     names = name_devices(devices, variable, nvml)
-    return pool, DeviceGate(names, nvml, locks, settings.min_free_memory_gb)
+    gate = DeviceGate(names, nvml, locks, settings.min_free_memory_gb)
+    if settings.dry_run:
+        gate.close()
+        # Who has a device now, and how much of its memory, does not count: nothing is started on it.
+        gate = DeviceGate({}, Nvml("", {}), None, None)
+    return pool, gate

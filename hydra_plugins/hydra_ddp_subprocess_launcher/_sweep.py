@@ -9,6 +9,7 @@ from hydra.core.utils import JobReturn, configure_log, setup_globals
 from omegaconf import DictConfig, OmegaConf
 
 from ._debug import debug_session
+from ._dry_run import show_batch
 from ._jobs import Batch
 from ._setup import Sweep
 from ._signals import InsistedError
@@ -24,12 +25,14 @@ def run_sweep(sweep: Sweep, job_overrides: list[list[str]], initial_job_idx: int
 
     Raises:
         KeyboardInterrupt: after Ctrl-C, when every rank is gone.
-        SystemExit: after SIGTERM or SIGHUP, likewise.
+        SystemExit: after SIGTERM or SIGHUP, likewise; after a dry run's first batch of a sweeper that needs values.
     """
     sweep.spool.stop()
     setup_globals()
     _configure_log(sweep)
     try:
+        if sweep.footprint is not None:
+            return show_batch(sweep, sweep.footprint, job_overrides, initial_job_idx)
         _make_sweep_dir(sweep.config)
         try:
             with debug_session(sweep.settings, len(job_overrides)) as debugging:

@@ -69,6 +69,8 @@ class DDPSubprocessLauncherConf:
     allow_nested: bool = False
     # Rank 0 of the one job has the terminal, so that `breakpoint()` works in it; no restarts, no time limits.
     debug: bool = False
+    # Start nothing and write nothing: print what each job would run, as shell commands that can be pasted.
+    dry_run: bool = False
 
 
 @dataclass
@@ -80,6 +82,13 @@ class DDPRankSweeperConf:
     run_dir: str = MISSING
     # Overrides of the job, each percent-encoded, joined by spaces; null where they are too long for a command.
     overrides: str | None = None
+    # The next three are in the commands that a dry run prints, as it leaves no payload: with them a rank composes its
+    # job's config itself. Primary config of the sweep, percent-encoded; null: it has none.
+    config_name: str | None = None
+    # The sweep's overrides of Hydra's part of the config, encoded like `overrides`; null: there is a payload.
+    hydra_overrides: str | None = None
+    # Which of the program's `hydra.main`: module, qualified name, and how often it was swept before; encoded likewise.
+    task: str | None = None
 
 
 @dataclass

@@ -10,9 +10,10 @@ from omegaconf import DictConfig
 class DDPRankSweeper(Sweeper):
     """Run the one job that the launching process froze for this rank, then end the process."""
 
-    def __init__(self, run_dir: str, overrides: str | None) -> None:
+    def __init__(self, run_dir: str, overrides: str | None, **recipe: str | None) -> None:
         self._run_dir = run_dir
         self._overrides = overrides
+        self._recipe = recipe
         self._hydra_context: HydraContext | None = None
         self._task_function: TaskFunction | None = None
 
@@ -30,4 +31,4 @@ class DDPRankSweeper(Sweeper):
         from . import _rank
 
         assert self._hydra_context is not None and self._task_function is not None
-        _rank.run_program_rank(self._run_dir, self._overrides, self._task_function, self._hydra_context)
+        _rank.run_program_rank(self._run_dir, self._overrides, self._recipe, self._task_function, self._hydra_context)

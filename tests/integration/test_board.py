@@ -123,7 +123,7 @@ def test_many_resizes(runner: Runner) -> None:
 
 
 def test_ctrl_c_leaves_the_terminal_clean(runner: Runner) -> None:
-    """After Ctrl-C the board is gone, the cursor is at the start of a line below our last one, and the modes are back."""
+    """After Ctrl-C the board is gone, the cursor is at the start of a line below all, and the modes are back."""
     with watching(runner, "x=1,2,3", "until=never", "hydra.launcher.grace_period_s=5") as person:
         before = termios.tcgetattr(person.child.child_fd)
         person.wait_to_see(HEADER)

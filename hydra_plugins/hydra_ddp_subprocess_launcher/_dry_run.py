@@ -1,0 +1,183 @@
+"""A dry run: one batch of jobs shown as shell commands. Nothing is started, and nothing is left behind."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import deque
+from dataclasses import dataclass
+
+from hydra.core.utils import JobReturn
+from omegaconf import OmegaConf
+
+from . import _freeze, _program, _results
+from ._commands import rank_line, shell_comment
+from ._entry import ProgramEntry
+from ._errors import LauncherError
+from ._footprint import Footprint
+from ._line import Line
+from ._plan import Attempt, Place, PlannedJob, describe_group, describe_job, is_secret, start_error
+from ._port import reserve_port
+from ._report import override_line, shown
+from ._setup import Sweep
+
+_ENV_SET = re.compile(r"(\+*hydra\.job\.env_set\.(\w+))=")
+_HEADER = "Nothing is started. Each line below a job is one rank: run those of a job at the same time, a shell each."
+_ENDS_HERE = "The dry run ends here: what the sweeper asks for next depends on the values of these jobs."
+_NO_PROGRAM = "They cannot be pasted: the job function goes to the ranks by pickle, in a file that only a sweep writes."
+_TOO_LONG = "The overrides are too long for a command that can be pasted. In a sweep the ranks read them from a file."
+
+
+def show_batch(
+    sweep: Sweep, footprint: Footprint, job_overrides: list[list[str]], initial_job_idx: int
+) -> list[JobReturn]:
+    """Print the commands of one batch of jobs, and take back what the sweeper has written.
+
+    Args:
+        sweep: What `prepare_sweep` returned.
+        footprint: What was there before.
+        job_overrides: One list of override strings a job.
+        initial_job_idx: Number of the first job.
+
+    Returns:
+        One JobReturn a job, in order: completed with None, or failed where the job could not be started.
+
+    Raises:
+        SystemExit: with 0, where the sweeper would go on from values that there are not.
+    """
+    try:
+        rehearsal = _Rehearsal(sweep, dict(enumerate(job_overrides, start=initial_job_idx)))
+        jobs = rehearsal.run()
+    finally:
+        # Nobody tells which batch is the last.
+        footprint.restore()
+    lines = [shell_comment(f"dry run: {rehearsal.summary}"), shell_comment(_HEADER)]
+    lines += [line for job in jobs for line in job.lines]
+    if not sweep.has_basic_sweeper:
+        lines.append(shell_comment(_ENDS_HERE))
+    sys.stdout.write("".join(f"{shown(line)}\n" for line in lines))
+    sys.stdout.flush()
+    if not sweep.has_basic_sweeper:
+        raise SystemExit(0)
+    return [job.job_return for job in jobs]
+
+
+@dataclass(frozen=True)
+class _ShownJob:
+    """A job of a dry run.
+
+    Attributes:
+        lines: What is printed of it.
+        job_return: What the sweeper gets.
+    """
+
+    lines: tuple[str, ...]
+    job_return: JobReturn
+
+
+class _Rehearsal:
+    """Give the jobs of one batch their devices and ports as if all of them took equally long.
+
+    Args:
+        sweep: What is the same for all of them.
+        overrides: Override strings of each job, by its number, in order.
+    """
+
+    def __init__(self, sweep: Sweep, overrides: dict[int, list[str]]) -> None:
+        self._sweep = sweep
+        self._overrides = overrides
+        self._shown: dict[int, _ShownJob] = {}
+        self._line = Line(sweep, overrides, self._fail)
+        self._base = self._line.base_environment()
+        self.summary = self._line.summary
+
+    def run(self) -> list[_ShownJob]:
+        """Return what is to be shown of each job, in order."""
+        running: deque[tuple[int, Place | None]] = deque()
+        try:
+            while self._line.waiting:
+                while self._line.has_work:
+                    self._line.work()
+                turn = self._line.take_next()
+                if turn is not None:
+                    running.append((turn[0].number, self._show(*turn)))
+                elif not self._line.has_work:
+                    self._end(*running.popleft())
+        finally:
+            while running:
+                self._end(*running.popleft())
+        return [self._shown[number] for number in self._overrides]
+
+    def _end(self, number: int, place: Place | None) -> None:
+        self._line.job_ended(number)
+        if place is not None:
+            place.port.release()
+
+    def _show(self, plan: PlannedJob, devices: tuple[str, ...]) -> Place | None:
+        """Show a job, and return what it holds; None where it could not start."""
+        settings = self._sweep.settings
+        try:
+            # Held for as long as the job would run, so that jobs that run at once have different ones.
+            place = Place(devices, reserve_port(settings.master_addr, settings.master_port))
+        except LauncherError as error:
+            self._fail(plan.number, error)
+            return None
+        try:
+            lines = self._job_lines(plan, place)
+        except (LauncherError, OSError, ValueError) as error:
+            self._fail(plan.number, start_error(error, plan))
+        else:
+            verdict = _results.Verdict(completed=True, value=None)
+            job_return = _results.make_job_return(
+                plan.overrides, plan.config, plan.run_dir, self._sweep.task_name, verdict
+            )
+            self._shown[plan.number] = _ShownJob(lines, job_return)
+        return place
+
+    def _fail(self, number: int, error: Exception) -> None:
+        overrides = self._overrides[number]
+        verdict = _results.failed_before_start(error)
+        line = shell_comment(f"job {number}: {override_line(overrides)}: cannot start: {verdict.cause}")
+        job_return = _results.make_job_return(overrides, None, "", self._sweep.task_name, verdict)
+        self._shown[number] = _ShownJob((line,), job_return)
+
+    def _job_lines(self, plan: PlannedJob, place: Place) -> tuple[str, ...]:
+        recipe = self._recipe(plan)
+        group = describe_group(self._sweep, plan, Attempt(), place, None)
+        _, facts = describe_job(self._sweep, plan, group, self._base, recipe)
+        commands = [rank_line(facts, rank) for rank in range(plan.nproc)]
+        why_not = ""
+        if not isinstance(self._sweep.entry, ProgramEntry):
+            why_not = _NO_PROGRAM
+        elif None in (_program.encode_overrides(plan.overrides), _program.encode_overrides(recipe.hydra_overrides)):
+            why_not = _TOO_LONG
+        if why_not:
+            commands = [shell_comment(f"  {why_not}"), *(shell_comment(f"  {command}") for command in commands)]
+        return (
+            shell_comment(f"job {plan.number}: {override_line(plan.overrides)}"),
+            shell_comment(f"  run directory: {plan.run_dir}"),
+            shell_comment(f"  devices: {','.join(place.devices) or 'none given out'}"),
+            *commands,
+        )
+
+    def _recipe(self, plan: PlannedJob) -> _program.Recipe:
+        """Return how a rank composes this job's config: with the sweep directory of now, and not as a dry run."""
+        config = self._sweep.config
+        typed = OmegaConf.to_container(config.hydra.overrides.hydra, resolve=False)
+        assert isinstance(typed, list)
+        sweep_dir = _program.hydra_quoted(_freeze.escape_interpolations(plan.frozen.sweep_dir))
+        return _program.Recipe(
+            config_name=config.hydra.job.config_name,
+            hydra_overrides=(
+                *map(_without_secret, typed),
+                f"hydra.sweep.dir={sweep_dir}",
+                "hydra.launcher.dry_run=false",
+            ),
+            task=plan.payload.task,
+        )
+
+
+def _without_secret(override: str) -> str:
+    """Return an override that takes a secret variable from the rank's environment, into which the shell puts it."""
+    found = _ENV_SET.match(override)
+    return f"{found[1]}=${{oc.env:{found[2]}}}" if found is not None and is_secret(found[2]) else override

@@ -1,0 +1,92 @@
+"""Lines for a shell: bash reads them back as what they were made from."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Any
+
+import pytest
+
+from hydra_plugins.hydra_ddp_subprocess_launcher._commands import rank_line, shell_comment, shell_words
+
+NASTY = (
+    "plain",
+    "",
+    " two  words ",
+    "it's \"quoted\" `by` $HOME ${PATH} $(id) \\ \\\\ \\'",
+    "!history; # & | > <",
+    "line\none\r\ttab\x1b[31m",
+    "Grüße 日本 é\u200b",
+    "not\udce9unicode's \\",
+    "-u",
+    "a=b=c",
+    "$'\\x41'\n",
+)
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    return {
+        "argv": ["env", "-0"],
+        "cwd": "/",
+        "environment": {},
+        "environment_removed": [],
+        "rank_environments": [{"RANK": "0"}, {"RANK": "1"}],
+        **changes,
+    }
+
+
+def run(line: str, **environ: str) -> list[str]:
+    """Return what bash prints for a line, at its zeros."""
+    assert "\n" not in line
+    done = subprocess.run(
+        ["bash", "-c", os.fsencode(line)], env={"PATH": os.environ["PATH"], **environ}, capture_output=True, check=True
+    )
+    return os.fsdecode(done.stdout).split("\0")[:-1]
+
+
+def test_words_come_back() -> None:
+    """Every word is read as it was, and stands on one line."""
+    assert run(f"printf '%s\\0' {shell_words(NASTY)}") == list(NASTY)
+
+
+@pytest.mark.parametrize("value", NASTY)
+def test_values_come_back(value: str) -> None:
+    """A variable has its value, the rank its own, and what is to be removed is gone."""
+    line = rank_line(facts(environment={"SOME": value, "RANK": "7"}, environment_removed=["GONE", "-S x"]), 1)
+    found = run(line, GONE="here", STAYS="here")
+    assert f"SOME={value}" in found
+    assert "RANK=1" in found
+    assert "STAYS=here" in found
+    assert not any(one.startswith("GONE=") for one in found)
+
+
+def test_secrets_are_taken_from_the_shell() -> None:
+    """What stands as `$NAME` is filled in by the shell; a value that only looks like that is taken as it stands."""
+    line = rank_line(facts(environment={"MY_TOKEN": "$MY_TOKEN", "OTHER": "$MY_TOKEN"}), 0)
+    found = run(line, MY_TOKEN='it\'s $a "secret"')
+    assert 'MY_TOKEN=it\'s $a "secret"' in found
+    assert "OTHER=$MY_TOKEN" in found
+
+
+def test_the_directory(tmp_path: Any) -> None:
+    """The command runs where the rank would."""
+    folder = tmp_path / NASTY[3].replace("/", "_")
+    folder.mkdir()
+    assert run(rank_line(facts(argv=["printf", "%s\\0", "here"], cwd=str(folder)), 0)) == ["here"]
+    assert run(rank_line(facts(argv=["bash", "-c", "printf '%s\\0' \"$PWD\""], cwd=str(folder)), 0)) == [str(folder)]
+
+
+def test_a_rank_that_is_not_there() -> None:
+    """There is no command for a rank that the job does not have."""
+    with pytest.raises(IndexError):
+        rank_line(facts(), 2)
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_comments_do_nothing(text: str) -> None:
+    """A comment is one line over which the shell passes."""
+    line = shell_comment(text)
+    assert line.startswith("# ")
+    assert "\r" not in line
+    assert run(line) == []
