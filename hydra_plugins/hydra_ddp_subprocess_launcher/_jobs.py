@@ -58,7 +58,6 @@ class Batch:
         self._restarts = Restarts(sweep.gate)
         self._line = Line(sweep, self._overrides, self._fail)
         self._base = self._line.base_environment()
-        _log.info("Launching %s, OMP_NUM_THREADS=%s", self._line.summary, self._base["OMP_NUM_THREADS"])
         self._progress = Progress(sweep, self._overrides, self._line.most_jobs)
 
     def run(self) -> list[JobReturn]:
@@ -86,6 +85,7 @@ class Batch:
         return [self._returns[number] for number in self._overrides]
 
     def _run_all(self, arrived: _signals.RecordedSignals) -> None:
+        _log.info("Launching %s, OMP_NUM_THREADS=%s", self._line.summary, self._base["OMP_NUM_THREADS"])
         while self._line.waiting or self._hub.running or self._restarts:
             self._act_on(arrived.take())
             self._start_again()
