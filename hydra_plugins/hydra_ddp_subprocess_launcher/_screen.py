@@ -154,10 +154,14 @@ class _Above(io.TextIOBase):
     def __init__(self, stream: TextIO, screen: Screen) -> None:
         self._stream = stream
         self._screen = screen
-        self._rest = ""
+        # What each thread has written of a line: `print` writes its end separately.
+        self._begun: dict[int, str] = {}
 
     def write(self, text: str) -> int:
-        *lines, self._rest = (self._rest + text).split("\n")
+        thread = threading.get_ident()
+        *lines, rest = (self._begun.pop(thread, "") + text).split("\n")
+        if rest:
+            self._begun[thread] = rest
         if lines:
             self._screen.show("".join(f"{last_state(line)}\n" for line in lines))
         return len(text)
@@ -172,9 +176,10 @@ class _Above(io.TextIOBase):
         return self._stream.fileno()
 
     def finish(self) -> None:
-        """Show a last line that was not ended."""
-        if self._rest:
-            self.write("\n")
+        """Show last lines that were not ended."""
+        for line in self._begun.values():
+            self._screen.show(f"{last_state(line)}\n")
+        self._begun.clear()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

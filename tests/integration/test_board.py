@@ -98,7 +98,7 @@ def test_after_a_resize(runner: Runner, columns: int, lines: int) -> None:
         person.resize(columns, lines)
         last = {44: "0/3 done, 2 running, 1 waiting", 30: "waiting", 20: "running, 1 waiting"}.get(columns)
         person.wait_until(
-            lambda: person.shown[-1] == last if last else person.sees(HEADER, "0/3 done, 2 running, 1 waiting"),
+            lambda: person.shown[-1:] == [last] if last else person.sees(HEADER, "0/3 done, 2 running, 1 waiting"),
             "to see the board in the new size",
         )
         assert sum("0/3 done" in line for line in person.all_lines) == 1
@@ -107,7 +107,7 @@ def test_after_a_resize(runner: Runner, columns: int, lines: int) -> None:
             assert "Launching 3 jobs" in "".join(person.shown)
         go(runner)
         assert person.end() == 0
-    assert "3 jobs: 3 completed, 0 failed" in "\n".join(person.all_lines)
+    assert "3 jobs: 3 completed, 0 failed" in "".join(person.all_lines)
 
 
 def test_many_resizes(runner: Runner) -> None:
