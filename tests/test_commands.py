@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
 from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._commands import rank_line, shell_comment, shell_words
+from hydra_plugins.hydra_ddp_subprocess_launcher._commands import (
+    again,
+    evaluated,
+    overrides_again,
+    rank_line,
+    shell_comment,
+    shell_words,
+)
 
 NASTY = (
     "plain",
@@ -90,3 +99,64 @@ def test_comments_do_nothing(text: str) -> None:
     assert line.startswith("# ")
     assert "\r" not in line
     assert run(line) == []
+
+
+# --- the failed jobs again
+
+
+@pytest.mark.parametrize(
+    ("jobs", "lines"),
+    [
+        ([], []),
+        ([["lr=1", "m=a"]], ["run lr=1 m=a"]),
+        ([["lr=1"], ["lr=2"], ["lr=3"]], ["run lr=1,2,3"]),
+        ([["lr=1", "m=a"], ["lr=1", "m=b"], ["lr=2", "m=a"], ["lr=2", "m=b"]], ["run lr=1,2 m=a,b"]),
+        ([["lr=1", "m=a"], ["lr=2", "m=b"]], ["run lr=1 m=a", "run lr=2 m=b"]),
+        ([["lr=1", "~x"], ["lr=2", "~x"]], ["run lr=1,2 '~x'"]),
+        ([["lr=1", "e="], ["lr=2", "e="]], ["run lr=1,2 e="]),
+        ([["lr=1"], ["m=2"]], ["run lr=1", "run m=2"]),
+        ([["lr=1"], ["lr=1"]], ["run lr=1", "run lr=1"]),
+        ([["l=[1,2]"], ["l=[3]"]], ["run 'l=[1,2],[3]'"]),
+        ([["s='a, b'"], ["s=c"]], ["run 's='\"'\"'a, b'\"'\"',c'"]),
+    ],
+)
+def test_the_same_jobs_again(jobs: list[list[str]], lines: list[str]) -> None:
+    """Jobs that are a grid are one command; others are one each, so that nothing else runs."""
+    assert again(["run"], jobs) == lines
+
+
+def test_very_many_jobs_again() -> None:
+    """Of very many that are no grid the first ones are shown, and how many there are besides."""
+    lines = again(["run"], [[f"a={number}", f"b={number}"] for number in range(25)])
+    assert len(lines) == 11 and lines[-1] == "(and 15 more)"
+
+
+def test_the_sweep_of_the_failed_jobs() -> None:
+    """It has the sweep's own options, but neither its directory, its grid in the config, nor its sampling sweeper."""
+    typed = [
+        "hydra.mode=MULTIRUN",
+        "hydra/launcher=ddp_subprocess",
+        "hydra.launcher.nproc_per_node=2",
+        "hydra.sweep.dir=x",
+    ]
+    assert overrides_again(typed, "/sweeps/one", basic=True) == [
+        "hydra/launcher=ddp_subprocess",
+        "hydra.launcher.nproc_per_node=2",
+        "hydra.sweeper.params=null",
+        "hydra.sweep.dir='/sweeps/one_again'",
+    ]
+    assert overrides_again([*typed, "+hydra/sweeper=optuna", "hydra.sweeper.n_trials=3"], "/it's", basic=False) == [
+        "hydra/launcher=ddp_subprocess",
+        "hydra.launcher.nproc_per_node=2",
+        "hydra/sweeper=basic",
+        "hydra.sweep.dir='/it\\'s_again'",
+    ]
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_a_line_that_evaluates_another(found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The console command is named as the shell finds it, else by its path."""
+    monkeypatch.setattr(shutil, "which", lambda _name: "/bin/hydra-ddp" if found else None)
+    program = "hydra-ddp" if found else os.path.join(os.path.dirname(sys.executable), "hydra-ddp")
+    line = evaluated("command", "/a sweep/it's", 3, 1)
+    assert line == f"eval \"$({program} command -d '/a sweep/it'\"'\"'s' 3 1)\""

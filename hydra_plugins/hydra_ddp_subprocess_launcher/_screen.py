@@ -60,8 +60,7 @@ class Screen:
         with self._lock:
             start = self._to_board_start()
             self._above.extend(text.splitlines())
-            self._terminal.show(f"{start}\x1b[J{text}" if self._drawn else start + text)
-            self._draw()
+            self._draw(f"{start}\x1b[J{text}" if start else text)
 
     def paint(self, board: Sequence[str]) -> None:
         """Draw the board anew.
@@ -75,8 +74,7 @@ class Screen:
             unchanged = self._board == self._drawn and self._drawn_on == self.size
             # What a slow terminal cannot take now is not worth a queue: the next board says it all.
             if not unchanged and self._terminal.drain():
-                self._terminal.show(self._to_board_start())
-                self._draw()
+                self._draw(self._to_board_start())
 
     def drain(self) -> bool:
         """Write what the terminal takes now, and return whether nothing waits."""
@@ -120,11 +118,12 @@ class Screen:
             shown.appendleft(line)
         return list(shown)
 
-    def _draw(self) -> None:
+    def _draw(self, before: str) -> None:
         self._drawn = self._board if _in_foreground(self._out) else ()
         self._drawn_on = self.size
-        if self._drawn:
-            self._terminal.show("".join(f"{line}\x1b[K\n" for line in self._drawn) + "\x1b[J")
+        rows = "".join(f"{line}\x1b[K\n" for line in self._drawn)
+        # What is left of a longer board goes, too.
+        self._terminal.show(f"{before}{rows}\x1b[J" if rows or before.startswith("\r") else before)
 
 
 def _plain(line: str) -> str:
