@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ._errors import LauncherError
 from ._specs import Outcome, Payload
 
 _EARLIER = "earlier_"
@@ -173,6 +172,9 @@ def read_payload(paths: JobPaths, digest: str) -> Payload:
     Raises:
         LauncherError: when it is missing, or not the one that was announced.
     """
+    # It brings Hydra, which `hydra-ddp` does without where it can.
+    from ._errors import LauncherError
+
     try:
         data = Path(paths.payload).read_bytes()
     except OSError as error:

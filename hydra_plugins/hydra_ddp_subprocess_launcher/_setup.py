@@ -118,7 +118,7 @@ def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: Di
     sources = SourceWatch(main_script)
     claim = _take_directory(paths)
     ledger = Ledger(paths)
-    ledger.note(_beginning())
+    ledger.note(_beginning(settings))
     spool = ComposeSpool(context.config_loader)
     spool.record()
     return Sweep(context, task_function, config, settings, entry, pool, gate, spool, sources, paths, claim, ledger)
@@ -138,12 +138,20 @@ def _take_directory(paths: SweepPaths) -> Claim:
     return claim
 
 
-def _beginning() -> SweepBegan:
+def _beginning(settings: LaunchSettings) -> SweepBegan:
     try:
         cwd = os.getcwd()
     except OSError:
         cwd = ""  # Somebody deleted it.
-    return SweepBegan(time.time(), os.getpid(), _machine.host(), tuple(sys.orig_argv), cwd, __version__)
+    return SweepBegan(
+        time.time(),
+        os.getpid(),
+        _machine.host(),
+        tuple(sys.orig_argv),
+        cwd,
+        __version__,
+        settings.limits.grace_period_s,
+    )
 
 
 def _pool_and_gate(settings: LaunchSettings, sweep_dir: str) -> tuple[Pool, DeviceGate]:
