@@ -45,6 +45,10 @@ class JobPaths:
         """Overrides, command and environment of the ranks, for people."""
         return os.path.join(self.folder, "job.json")
 
+    def earlier(self, number: int) -> str:
+        """What an earlier start left in the folder."""
+        return os.path.join(self.folder, f"{_EARLIER}{number}")
+
     def log(self, rank: int) -> str:
         """Stdout and stderr of a rank."""
         return os.path.join(self.folder, f"rank_{rank}.log")
