@@ -36,10 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CommandError as error:
         sys.stderr.write(f"hydra-ddp {arguments.command}: {error}\n")
         return error.code
-    except BrokenPipeError:
-        # Its reader, such as `head`, has what it wanted. Python would complain of the rest when it ends.
+    except OSError as error:
+        # Python would complain again of what could not be written when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        if isinstance(error, BrokenPipeError):
+            return 0  # Its reader, such as `head`, has what it wanted.
+        sys.stderr.write(f"hydra-ddp {arguments.command}: {error}\n")
+        return 1
     except KeyboardInterrupt:
         return 130
     return 0

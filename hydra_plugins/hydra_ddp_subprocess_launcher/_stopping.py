@@ -39,7 +39,7 @@ def stop_sweep(watch: Watch, say: Callable[[str], object], *, now: bool) -> None
     say(_what_happens(sight, now=now))
     if not stopping:
         _send(holder)
-    if now and (stopping or _waits_for_more(watch, holder)):
+    if now and _waits_for_more(watch, holder):
         _send(holder)
 
 
