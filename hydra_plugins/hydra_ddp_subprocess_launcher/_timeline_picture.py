@@ -31,11 +31,13 @@ _SETTINGS: dict[Any, Any] = {
 }
 _WIDTH_IN = 9.0
 _ROW_IN = 0.3
-_FRAME_IN = 1.3
+_FRAME_IN = 1.5
 # Points that a digit of a job's number takes, and the gaps beside it.
 _FONT_PT = 8.0
 _DIGIT_PT = 5.2
 _GAPS_PT = 3.0
+# Width of the line between bars; of a bar that is hardly wider, such a line would leave nothing.
+_EDGE_PT = 0.8
 
 
 def draw_timeline(timeline: Timeline, path: str) -> None:
@@ -85,7 +87,7 @@ def _draw(axes: Any, timeline: Timeline) -> None:
     if timeline.rows[0].device != NO_DEVICE:
         axes.set_ylabel("device")
     axes.set_xlabel(f"{unit} since the start")
-    axes.set_title(_title(timeline), loc="left", fontsize=10)
+    axes.set_title(_title(timeline), loc="left", fontsize=10, pad=22)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
@@ -97,23 +99,24 @@ def _draw_bar(axes: Any, timeline: Timeline, bar: Bar, places: dict[Row, int], s
     scale, _ = time_unit(seconds)
     color, hatch = _COLORS[bar.status]
     left, width = (bar.began_at - timeline.began_at) / scale, (bar.ended_at - bar.began_at) / scale
+    share = width * scale / seconds
     for block in blocks(places[row] for row in bar.rows):
         axes.broken_barh(
             [(left, width)],
             (block.start - 0.42, len(block) - 0.16),
             facecolor=color,
             hatch=hatch,
-            edgecolor="white",
-            linewidth=0.8,
+            edgecolor="white" if _points(share) > 3 * _EDGE_PT else color,
+            linewidth=_EDGE_PT,
         )
-        if _fits(str(bar.job), width * scale / seconds):
+        if len(str(bar.job)) * _DIGIT_PT + _GAPS_PT <= _points(share):
             middle = (block.start + block.stop - 1) / 2
             axes.text(left + width / 2, middle, str(bar.job), ha="center", va="center_baseline", fontsize=_FONT_PT)
 
 
-def _fits(text: str, share: float) -> bool:
-    """Return whether a text has room in a share of the picture's width; its labels and margins take a tenth of it."""
-    return len(text) * _DIGIT_PT + _GAPS_PT <= share * _WIDTH_IN * 72 * 0.9
+def _points(share: float) -> float:
+    """Return the width of a share of the time axis; labels and margins take a tenth of the picture."""
+    return share * _WIDTH_IN * 72 * 0.9
 
 
 def _label(row: Row) -> str:
@@ -138,6 +141,13 @@ def _draw_legend(axes: Any, statuses: set[BarStatus]) -> None:
         for status, (color, hatch) in _COLORS.items()
         if status in statuses
     ]
+    # Between the title and the first row.
     axes.legend(
-        handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(handles), frameon=False, fontsize=8
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        borderaxespad=0.2,
+        ncols=len(handles),
+        frameon=False,
+        fontsize=8,
     )
