@@ -22,25 +22,29 @@ setup(
     install_requires=["hydra-core>=1.3.2,<1.5", "omegaconf>=2.3", "cloudpickle>=3.0", "rich>=13", "nvidia-ml-py>=12"],
     extras_require={
         "example": ["torch>=2.2", "scikit-learn>=1.3"],
+        "timeline": ["matplotlib>=3.6"],
         "dev": [
             "coverage>=7",
             "hydra-optuna-sweeper>=1.2",
             "hydra-zen>=0.13",
             "hypothesis>=6.90",
+            "matplotlib>=3.6",
             "mypy>=1.10",
-            "pexpect>=4.8",
+            "pexpect>=4.9",
+            "pyte>=0.8",
             "pytest>=8",
             "pytest-timeout>=2.2",
             "ruff>=0.6",
         ],
     },
     entry_points={
+        "console_scripts": [f"hydra-ddp = {PACKAGE}._cli:main"],
         # Hydra 1.4 finds plugins by these, 1.3 by scanning the namespace.
         "hydra.plugins": [
             f"ddp_subprocess = {PACKAGE}.ddp_subprocess_launcher:DDPSubprocessLauncher",
             f"ddp_launcher_hint = {PACKAGE}.ddp_subprocess_launcher:DDPLauncherHint",
             f"ddp_rank = {PACKAGE}.ddp_rank_sweeper:DDPRankSweeper",
-        ]
+        ],
     },
     classifiers=[
         "Development Status :: 4 - Beta",

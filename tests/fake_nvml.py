@@ -61,6 +61,14 @@ class FakeNvml:
         self._call("nvmlDeviceGetHandleByUUID")
         return next(index for index, device in enumerate(self.devices) if device.uuid == uuid)
 
+    def nvmlSystemGetDriverVersion(self) -> str:
+        self._call("nvmlSystemGetDriverVersion")
+        return "580.1"
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        self._call("nvmlDeviceGetName")
+        return f"Fake {handle}"
+
     def nvmlDeviceGetUUID(self, handle: int) -> str | bytes:
         self._call("nvmlDeviceGetUUID")
         return self.devices[handle].uuid

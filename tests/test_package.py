@@ -17,18 +17,22 @@ from hydra_plugins.hydra_ddp_subprocess_launcher import _errors
 FOLDER = Path(package.__file__).parent
 MODULES = {file.stem: file for file in FOLDER.glob("*.py")}
 SCANNED = {"__init__", "config", "ddp_rank_sweeper", "ddp_subprocess_launcher"}
+# What `hydra-ddp` is made of: nothing of a sweep or a rank imports it.
+COMMAND = ("_watching", "_following", "_stopping", "_status", "_timeline", "_timeline_picture", "_info", "_cli")
 # A module imports only from rows above its own, or from its own row to the left.
 LAYERS = (
     ("_choices", "_specs", "_errors"),
     ("_signals", "_machine", "_process", "_channel", "_port", "_pickling", "_logs", "_schedule", "_locks", "_nvml"),
-    ("_records", "_rules", "_environment", "_program", "_tasks", "_sources", "_devices", "_files"),
-    ("_commands", "_footprint", "_claim", "_journal", "_results_csv", "_ledger", "_screen", "_board", "_report"),
+    ("_records", "_journal", "_claim", "_screen"),
+    ("_rules", "_environment", "_program", "_tasks", "_sources", "_devices", "_files", "_results_csv", "_ledger"),
+    ("_commands", "_footprint"),
     ("config", "_settings", "_freeze", "_keeper", "_outcome", "_failures"),
-    ("_entry", "_results", "_spawner", "_rank"),
+    ("_entry", "_results", "_report", "_board", "_spawner", "_rank"),
     ("_setup", "_plan", "_running", "_debug"),
     ("_line", "_hub", "_restarts", "_progress"),
     ("_jobs", "_dry_run", "_sweep"),
     ("ddp_rank_sweeper", "ddp_subprocess_launcher"),
+    COMMAND,
 )
 # These run in processes that must stay small.
 SMALL = {"_choices", "_specs", "_signals", "_process", "_channel", "_rules", "_keeper", "_spawner"}

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from . import _machine
-from ._errors import StartError
 
 _log = logging.getLogger(__name__)
 # Seconds to go on trying: who only looks whether a claim is held has it for an instant.
@@ -69,6 +68,9 @@ class Claim:
     """
 
     def __init__(self, path: str) -> None:
+        # It brings Hydra, which `hydra-ddp` does without where it can.
+        from ._errors import StartError
+
         earlier = _HELD.get(os.path.realpath(path))
         if earlier is not None:
             earlier.release()

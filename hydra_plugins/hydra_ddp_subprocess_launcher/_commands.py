@@ -11,11 +11,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ._program import hydra_quoted
-
+# Names of variables and of config keys whose values nobody is shown.
+SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
 # A variable whose value is kept secret stands as `$NAME` in a job's facts, and is taken from the shell.
 _FROM_SHELL = re.compile(r"\$\w+")
 _MOST_AGAIN = 10
+
+
+def is_secret(name: str) -> bool:
+    """Return whether the value of a variable or config key with this name is not to be shown."""
+    return SECRET.search(name) is not None
 
 
 def rank_line(facts: Mapping[str, Any], rank: int) -> str:
@@ -96,6 +101,8 @@ def overrides_again(overrides: Sequence[str], sweep_dir: str, *, basic: bool) ->
         sweep_dir: Its directory, in which the other one must not overwrite anything.
         basic: Whether its sweeper is Hydra's own, which takes jobs as they are written.
     """
+    from ._program import hydra_quoted  # Which imports Hydra, as `hydra-ddp` need not.
+
     dropped = ("hydra.mode=", "hydra.sweep.dir=", *(() if basic else ("hydra/sweeper=", "hydra.sweeper.")))
     kept = [one for one in overrides if not one.lstrip("+").startswith(dropped)]
     # A grid that stands in the config would be swept again.

@@ -11,12 +11,12 @@ from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
 
 from . import _freeze, _program, _results
-from ._commands import rank_line, shell_comment
+from ._commands import is_secret, rank_line, shell_comment
 from ._entry import ProgramEntry
 from ._errors import LauncherError
 from ._footprint import Footprint
 from ._line import Line
-from ._plan import Attempt, Place, PlannedJob, describe_group, describe_job, is_secret, start_error
+from ._plan import Attempt, Place, PlannedJob, describe_group, describe_job, start_error
 from ._port import reserve_port
 from ._report import override_line, shown
 from ._setup import Sweep

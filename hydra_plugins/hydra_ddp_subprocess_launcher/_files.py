@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ._errors import LauncherError
 from ._specs import Outcome, Payload
 
 _EARLIER = "earlier_"
@@ -45,6 +44,10 @@ class JobPaths:
     def facts(self) -> str:
         """Overrides, command and environment of the ranks, for people."""
         return os.path.join(self.folder, "job.json")
+
+    def earlier(self, number: int) -> str:
+        """What an earlier start left in the folder."""
+        return os.path.join(self.folder, f"{_EARLIER}{number}")
 
     def log(self, rank: int) -> str:
         """Stdout and stderr of a rank."""
@@ -173,6 +176,9 @@ def read_payload(paths: JobPaths, digest: str) -> Payload:
     Raises:
         LauncherError: when it is missing, or not the one that was announced.
     """
+    # It brings Hydra, which `hydra-ddp` does without where it can.
+    from ._errors import LauncherError
+
     try:
         data = Path(paths.payload).read_bytes()
     except OSError as error:

@@ -32,6 +32,14 @@ class Nvml:
         """Return the number of devices; 0 where nothing is known."""
         return self._ask(lambda nvml: int(nvml.nvmlDeviceGetCount())) or 0
 
+    def driver(self) -> str | None:
+        """Return the version of the driver."""
+        return self._ask(lambda nvml: _text(nvml.nvmlSystemGetDriverVersion()))
+
+    def model(self, device: str) -> str | None:
+        """Return what kind of device it is, such as `NVIDIA H200`."""
+        return self._ask(lambda nvml: _text(nvml.nvmlDeviceGetName(self._handle(nvml, device))))
+
     def uuid(self, device: str) -> str | None:
         """Return the name that a device has in every process."""
         return self._ask(lambda nvml: _text(nvml.nvmlDeviceGetUUID(self._handle(nvml, device))))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 
 from omegaconf import DictConfig, OmegaConf
 
-from . import _environment, _files, _freeze, _pickling, _program
+from . import _commands, _environment, _files, _freeze, _pickling, _program
 from ._entry import FunctionEntry, ProgramEntry, function_body, rank_command
 from ._errors import FreezeError, StartError
 from ._port import ReservedPort
@@ -22,7 +21,6 @@ from ._setup import Sweep
 from ._specs import GroupSpec, Payload
 
 _log = logging.getLogger(__name__)
-_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -254,17 +252,12 @@ def describe_job(
     return spec, _facts(job, spec, os.environ)
 
 
-def is_secret(name: str) -> bool:
-    """Return whether the value of a variable with this name is not to be shown."""
-    return _SECRET.search(name) is not None
-
-
 def _facts(job: PlannedJob, spec: GroupSpec, ours: Mapping[str, str]) -> dict[str, object]:
     """Return what is worth knowing about a job; of the environment, what differs from `ours`."""
 
     def shown(environment: Mapping[str, str]) -> dict[str, str]:
         changed = {name: value for name, value in environment.items() if ours.get(name) != value}
-        return {name: f"${name}" if is_secret(name) else value for name, value in sorted(changed.items())}
+        return {name: f"${name}" if _commands.is_secret(name) else value for name, value in sorted(changed.items())}
 
     return {
         "job": job.number,

@@ -27,6 +27,7 @@ class SweepBegan:
         argv: Its command line.
         cwd: Directory in which it was started.
         launcher: Version of this package.
+        grace_period_s: The option; None: not known.
     """
 
     at: float
@@ -35,6 +36,7 @@ class SweepBegan:
     argv: tuple[str, ...]
     cwd: str
     launcher: str
+    grace_period_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -133,13 +135,15 @@ EVENTS: dict[str, type[Any]] = {
 
 
 class JobState(Enum):
-    """Where a job is on its way."""
+    """Where a job is on its way. The last two are those of a sweep that is over without having ended them."""
 
     WAITING = "waiting"
     RUNNING = "running"
     PAUSED = "paused"
     COMPLETED = "completed"
     FAILED = "FAILED"
+    LOST = "lost"
+    NEVER_STARTED = "never started"
 
     @property
     def over(self) -> bool:

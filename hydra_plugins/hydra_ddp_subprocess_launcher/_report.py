@@ -43,7 +43,7 @@ def results_table(jobs: Sequence[JobRecord]) -> str:
     """Return a table with one row a job. Columns in which nothing would stand are left out.
 
     Args:
-        jobs: Jobs that are over.
+        jobs: Jobs that are over, or of a sweep that is.
     """
     from rich.console import Console
     from rich.table import Table
@@ -70,6 +70,8 @@ def results_table(jobs: Sequence[JobRecord]) -> str:
     width = max(_LEAST_WIDTH, shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 24)).columns)
     out = io.StringIO()
     Console(file=out, width=width, color_system=None, legacy_windows=False).print(table)
-    failed = sum(job.state is JobState.FAILED for job in jobs)
-    last = f"{len(jobs)} jobs: {len(jobs) - failed} completed, {failed} failed"
+    counts = {state: sum(job.state is state for job in jobs) for state in JobState}
+    always = (JobState.COMPLETED, JobState.FAILED)
+    said = [f"{count} {state.value.lower()}" for state, count in counts.items() if count or state in always]
+    last = f"{len(jobs)} jobs: {', '.join(said)}"
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + f"\n{last}"

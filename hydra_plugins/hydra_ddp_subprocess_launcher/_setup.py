@@ -126,7 +126,7 @@ def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: Di
     footprint = Footprint.look(paths.sweep_dir) if settings.dry_run else None
     claim = _take_directory(paths) if footprint is None else None
     ledger = Ledger(paths if footprint is None else None)
-    ledger.note(_beginning())
+    ledger.note(_beginning(settings))
     spool = ComposeSpool(context.config_loader, footprint.restore if footprint is not None else lambda: None)
     spool.record()
     return Sweep(
@@ -148,12 +148,20 @@ def _take_directory(paths: SweepPaths) -> Claim:
     return claim
 
 
-def _beginning() -> SweepBegan:
+def _beginning(settings: LaunchSettings) -> SweepBegan:
     try:
         cwd = os.getcwd()
     except OSError:
         cwd = ""  # Somebody deleted it.
-    return SweepBegan(time.time(), os.getpid(), _machine.host(), tuple(sys.orig_argv), cwd, __version__)
+    return SweepBegan(
+        time.time(),
+        os.getpid(),
+        _machine.host(),
+        tuple(sys.orig_argv),
+        cwd,
+        __version__,
+        settings.limits.grace_period_s,
+    )
 
 
 def _pool_and_gate(settings: LaunchSettings, sweep_dir: str) -> tuple[Pool, DeviceGate]:
