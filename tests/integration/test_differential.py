@@ -66,7 +66,7 @@ class Side:
     ran: Ran
     dumps: dict[tuple[int, str], Facts]
     files: dict[str, bytes | None]
-    """Each path below the base, folders (None) too, with its content; our own `.ddp` folders and results.csv left out."""
+    """Each path below the base, folders (None) too, with its content; without our `.ddp` folders and results.csv."""
     own: list[str]
     """The folders, below the base, that have a `.ddp`."""
     base: Path
