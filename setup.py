@@ -30,6 +30,7 @@ setup(
             "hypothesis>=6.90",
             "matplotlib>=3.6",
             "mypy>=1.10",
+            "pandas>=2",
             "pexpect>=4.9",
             "pyte>=0.8",
             "pytest>=8",
