@@ -11,13 +11,8 @@ from rich.cells import cell_len
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _board
 from hydra_plugins.hydra_ddp_subprocess_launcher._board import clock, draw_board, seconds_left
-from hydra_plugins.hydra_ddp_subprocess_launcher._records import (
-    JobEnded,
-    JobPaused,
-    JobsAdded,
-    JobStarted,
-    SweepRecord,
-)
+from hydra_plugins.hydra_ddp_subprocess_launcher._events import JobEnded, JobPaused, JobsAdded, JobStarted
+from hydra_plugins.hydra_ddp_subprocess_launcher._records import SweepRecord
 
 NOW = 1000.0
 

@@ -19,18 +19,18 @@ from fake_nvml import FakeDevice, FakeNvml
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _cli, _info
 from hydra_plugins.hydra_ddp_subprocess_launcher._claim import Holder
-from hydra_plugins.hydra_ddp_subprocess_launcher._files import SweepPaths
-from hydra_plugins.hydra_ddp_subprocess_launcher._following import Tail
-from hydra_plugins.hydra_ddp_subprocess_launcher._journal import Journal
-from hydra_plugins.hydra_ddp_subprocess_launcher._records import (
+from hydra_plugins.hydra_ddp_subprocess_launcher._events import (
     Event,
     JobEnded,
     JobsAdded,
     JobStarted,
-    JobState,
     SweepBegan,
     SweepStopped,
 )
+from hydra_plugins.hydra_ddp_subprocess_launcher._files import SweepPaths
+from hydra_plugins.hydra_ddp_subprocess_launcher._following import Tail
+from hydra_plugins.hydra_ddp_subprocess_launcher._journal import Journal
+from hydra_plugins.hydra_ddp_subprocess_launcher._records import JobState
 from hydra_plugins.hydra_ddp_subprocess_launcher._watching import Watch, in_words, newest_sweep, numbers
 
 

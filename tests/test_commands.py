@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from hydra_plugins.hydra_ddp_subprocess_launcher._commands import (
-    again,
     evaluated,
     overrides_again,
     rank_line,
@@ -104,52 +103,25 @@ def test_comments_do_nothing(text: str) -> None:
 # --- the failed jobs again
 
 
-@pytest.mark.parametrize(
-    ("jobs", "lines"),
-    [
-        ([], []),
-        ([["lr=1", "m=a"]], ["run lr=1 m=a"]),
-        ([["lr=1"], ["lr=2"], ["lr=3"]], ["run lr=1,2,3"]),
-        ([["lr=1", "m=a"], ["lr=1", "m=b"], ["lr=2", "m=a"], ["lr=2", "m=b"]], ["run lr=1,2 m=a,b"]),
-        ([["lr=1", "m=a"], ["lr=2", "m=b"]], ["run lr=1 m=a", "run lr=2 m=b"]),
-        ([["lr=1", "~x"], ["lr=2", "~x"]], ["run lr=1,2 '~x'"]),
-        ([["lr=1", "e="], ["lr=2", "e="]], ["run lr=1,2 e="]),
-        ([["lr=1"], ["m=2"]], ["run lr=1", "run m=2"]),
-        ([["lr=1"], ["lr=1"]], ["run lr=1", "run lr=1"]),
-        ([["l=[1,2]"], ["l=[3]"]], ["run 'l=[1,2],[3]'"]),
-        ([["s='a, b'"], ["s=c"]], ["run 's='\"'\"'a, b'\"'\"',c'"]),
-    ],
-)
-def test_the_same_jobs_again(jobs: list[list[str]], lines: list[str]) -> None:
-    """Jobs that are a grid are one command; others are one each, so that nothing else runs."""
-    assert again(["run"], jobs) == lines
-
-
-def test_very_many_jobs_again() -> None:
-    """Of very many that are no grid the first ones are shown, and how many there are besides."""
-    lines = again(["run"], [[f"a={number}", f"b={number}"] for number in range(25)])
-    assert len(lines) == 11 and lines[-1] == "(and 15 more)"
-
-
 def test_the_sweep_of_the_failed_jobs() -> None:
-    """It has the sweep's own options, but neither its directory, its grid in the config, nor its sampling sweeper."""
+    """It has the sweep's own options; what the sweeper would not propose again is given to Hydra's own, elsewhere."""
     typed = [
         "hydra.mode=MULTIRUN",
         "hydra/launcher=ddp_subprocess",
         "hydra.launcher.nproc_per_node=2",
         "hydra.sweep.dir=x",
     ]
-    assert overrides_again(typed, "/sweeps/one", basic=True) == [
+    assert overrides_again([*typed, "hydra.launcher.resume=unfinished"], "/sweeps/it's", resume=True) == [
         "hydra/launcher=ddp_subprocess",
         "hydra.launcher.nproc_per_node=2",
-        "hydra.sweeper.params=null",
-        "hydra.sweep.dir='/sweeps/one_again'",
+        "hydra.sweep.dir='/sweeps/it\\'s'",
+        "hydra.launcher.resume=failed",
     ]
-    assert overrides_again([*typed, "+hydra/sweeper=optuna", "hydra.sweeper.n_trials=3"], "/it's", basic=False) == [
+    assert overrides_again([*typed, "+hydra/sweeper=optuna", "hydra.sweeper.n_trials=3"], "/one", resume=False) == [
         "hydra/launcher=ddp_subprocess",
         "hydra.launcher.nproc_per_node=2",
         "hydra/sweeper=basic",
-        "hydra.sweep.dir='/it\\'s_again'",
+        "hydra.sweep.dir='/one_again'",
     ]
 
 

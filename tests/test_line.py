@@ -28,7 +28,7 @@ def line(pool: Pool, sizes: list[object]) -> Line:
         spool=SimpleNamespace(take=take),
         config=OmegaConf.create({"size": 1, "hydra": {"launcher": {"nproc_per_node": "${size}"}}}),
     )
-    return Line(sweep, {number: [f"job={number}"] for number in range(len(sizes))}, NOTHING)
+    return Line(sweep, {number: [f"job={number}"] for number in range(len(sizes))}, NOTHING, NOTHING)
 
 
 @pytest.mark.parametrize(

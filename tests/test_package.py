@@ -21,14 +21,14 @@ SCANNED = {"__init__", "config", "ddp_rank_sweeper", "ddp_subprocess_launcher"}
 COMMAND = ("_watching", "_following", "_stopping", "_status", "_timeline", "_timeline_picture", "_info", "_cli")
 # A module imports only from rows above its own, or from its own row to the left.
 LAYERS = (
-    ("_choices", "_specs", "_errors"),
+    ("_choices", "_specs", "_errors", "_events"),
     ("_signals", "_machine", "_process", "_channel", "_port", "_pickling", "_logs", "_schedule", "_locks", "_nvml"),
     ("_records", "_journal", "_claim", "_screen"),
     ("_rules", "_environment", "_program", "_tasks", "_sources", "_devices", "_files", "_results_csv", "_ledger"),
     ("_commands", "_footprint"),
     ("config", "_settings", "_freeze", "_keeper", "_outcome", "_failures"),
-    ("_entry", "_results", "_report", "_board", "_spawner", "_rank"),
-    ("_setup", "_plan", "_running", "_debug"),
+    ("_entry", "_results", "_report", "_board", "_spawner", "_rank", "_resume"),
+    ("_setup", "_plan", "_describe", "_running", "_debug"),
     ("_line", "_hub", "_restarts", "_progress"),
     ("_jobs", "_dry_run", "_sweep"),
     ("ddp_rank_sweeper", "ddp_subprocess_launcher"),

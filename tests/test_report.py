@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._records import JobRecord, JobState, short_text
+from hydra_plugins.hydra_ddp_subprocess_launcher._events import short_text
+from hydra_plugins.hydra_ddp_subprocess_launcher._records import JobRecord, JobState
 from hydra_plugins.hydra_ddp_subprocess_launcher._report import duration, override_line, results_table
 
 

@@ -13,15 +13,10 @@ from typing import Any
 
 import pytest
 
+from hydra_plugins.hydra_ddp_subprocess_launcher._events import JobEnded, JobsAdded, JobStarted
 from hydra_plugins.hydra_ddp_subprocess_launcher._files import SweepPaths
 from hydra_plugins.hydra_ddp_subprocess_launcher._ledger import Ledger
-from hydra_plugins.hydra_ddp_subprocess_launcher._records import (
-    JobEnded,
-    JobRecord,
-    JobsAdded,
-    JobStarted,
-    JobState,
-)
+from hydra_plugins.hydra_ddp_subprocess_launcher._records import JobRecord, JobState
 from hydra_plugins.hydra_ddp_subprocess_launcher._results_csv import results_table, write_results
 
 

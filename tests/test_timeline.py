@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._records import (
+from hydra_plugins.hydra_ddp_subprocess_launcher._events import (
     Event,
     JobEnded,
     JobPaused,

@@ -26,6 +26,13 @@ class OnConfigDifference(Enum):
     error = "error"
 
 
+class Resume(Enum):
+    """Which jobs of an earlier run of the sweep are run again."""
+
+    unfinished = "unfinished"
+    failed = "failed"
+
+
 class ShowProgress(Enum):
     """How a sweep shows what its jobs do."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import shlex
@@ -15,7 +14,6 @@ from typing import Any
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
 # A variable whose value is kept secret stands as `$NAME` in a job's facts, and is taken from the shell.
 _FROM_SHELL = re.compile(r"\$\w+")
-_MOST_AGAIN = 10
 
 
 def is_secret(name: str) -> bool:
@@ -93,50 +91,20 @@ def evaluated(command: str, sweep_dir: str, *arguments: object) -> str:
     return f'eval "$({words})"'
 
 
-def overrides_again(overrides: Sequence[str], sweep_dir: str, *, basic: bool) -> list[str]:
-    """Return Hydra's own overrides of a sweep for another one with some of its jobs.
+def overrides_again(overrides: Sequence[str], sweep_dir: str, *, resume: bool) -> list[str]:
+    """Return Hydra's own overrides of a sweep for another run of some of its jobs.
 
     Args:
         overrides: Those of the sweep (`hydra.overrides.hydra`).
-        sweep_dir: Its directory, in which the other one must not overwrite anything.
-        basic: Whether its sweeper is Hydra's own, which takes jobs as they are written.
+        sweep_dir: Its directory.
+        resume: Whether the sweeper will propose the same jobs, of which those that failed are run; else the jobs are
+            given to Hydra's own sweeper, and run in a directory of their own.
     """
     from ._program import hydra_quoted  # Which imports Hydra, as `hydra-ddp` need not.
 
-    dropped = ("hydra.mode=", "hydra.sweep.dir=", *(() if basic else ("hydra/sweeper=", "hydra.sweeper.")))
+    sampling = () if resume else ("hydra/sweeper=", "hydra.sweeper.")
+    dropped = ("hydra.mode=", "hydra.sweep.dir=", "hydra.launcher.resume=", *sampling)
     kept = [one for one in overrides if not one.lstrip("+").startswith(dropped)]
-    # A grid that stands in the config would be swept again.
-    kept.append("hydra.sweeper.params=null" if basic else "hydra/sweeper=basic")
-    return [*kept, f"hydra.sweep.dir={hydra_quoted(f'{sweep_dir}_again')}"]
-
-
-def again(command: Sequence[str], jobs: Sequence[Sequence[str]]) -> list[str]:
-    """Return the shell commands that run just these jobs: one where they are a grid, else one a job.
-
-    Args:
-        command: To which overrides are added.
-        jobs: Override strings, one list a job.
-    """
-    grid = _as_grid(jobs)
-    shown = [grid] if grid is not None else list(jobs[:_MOST_AGAIN])
-    lines = [shell_words([*command, *overrides]) for overrides in shown]
-    more = len(jobs) - len(shown) if grid is None else 0
-    return lines if more <= 0 else [*lines, f"(and {more} more)"]
-
-
-def _as_grid(jobs: Sequence[Sequence[str]]) -> list[str] | None:
-    """Return sweep overrides that stand for just these jobs; None when there are none."""
-    split = [[_key_and_value(override) for override in overrides] for overrides in jobs]
-    keys = [[key for key, _ in overrides] for overrides in split]
-    if not jobs or any(one != keys[0] for one in keys):
-        return None
-    values = [list(dict.fromkeys(overrides[place][1] for overrides in split)) for place in range(len(keys[0]))]
-    wanted = {tuple(value for _, value in overrides) for overrides in split}
-    if len(wanted) != len(jobs) or set(itertools.product(*values)) != wanted:
-        return None
-    return [key + ",".join(several) for key, several in zip(keys[0], values, strict=True)]
-
-
-def _key_and_value(override: str) -> tuple[str, str]:
-    key, equals, value = override.partition("=")
-    return key + equals, value
+    if resume:
+        return [*kept, f"hydra.sweep.dir={hydra_quoted(sweep_dir)}", "hydra.launcher.resume=failed"]
+    return [*kept, "hydra/sweeper=basic", f"hydra.sweep.dir={hydra_quoted(f'{sweep_dir}_again')}"]

@@ -12,11 +12,12 @@ from omegaconf import OmegaConf
 
 from . import _freeze, _program, _results
 from ._commands import is_secret, rank_line, shell_comment
+from ._describe import Place, describe_group, describe_job, start_error
 from ._entry import ProgramEntry
 from ._errors import LauncherError
 from ._footprint import Footprint
 from ._line import Line
-from ._plan import Attempt, Place, PlannedJob, describe_group, describe_job, start_error
+from ._plan import Attempt, PlannedJob
 from ._port import reserve_port
 from ._report import override_line, shown
 from ._setup import Sweep
@@ -87,7 +88,7 @@ class _Rehearsal:
         self._sweep = sweep
         self._overrides = overrides
         self._shown: dict[int, _ShownJob] = {}
-        self._line = Line(sweep, overrides, self._fail)
+        self._line = Line(sweep, overrides, self._fail, self._settle)
         self._base = self._line.base_environment()
         self.summary = self._line.summary
 
@@ -133,6 +134,20 @@ class _Rehearsal:
             )
             self._shown[plan.number] = _ShownJob(lines, job_return)
         return place
+
+    def _settle(self, plan: PlannedJob) -> bool:
+        """Show a job that an earlier run has settled; return whether there is nothing to run."""
+        if self._sweep.earlier is None:
+            return False
+        decision = self._sweep.earlier.decide(plan.known, plan.config_yaml, plan.config_hash)
+        if decision.verdict is None:
+            return False
+        line = shell_comment(f"job {plan.number}: {override_line(plan.overrides)}: is not run: {decision.why}")
+        job_return = _results.make_job_return(
+            plan.overrides, plan.config, plan.run_dir, self._sweep.task_name, decision.verdict
+        )
+        self._shown[plan.number] = _ShownJob((line,), job_return)
+        return True
 
     def _fail(self, number: int, error: Exception) -> None:
         overrides = self._overrides[number]

@@ -49,6 +49,11 @@ class JobPaths:
         """What an earlier start left in the folder."""
         return os.path.join(self.folder, f"{_EARLIER}{number}")
 
+    @property
+    def config(self) -> str:
+        """The job's own config, as YAML, not resolved."""
+        return os.path.join(self.folder, "config.yaml")
+
     def log(self, rank: int) -> str:
         """Stdout and stderr of a rank."""
         return os.path.join(self.folder, f"rank_{rank}.log")

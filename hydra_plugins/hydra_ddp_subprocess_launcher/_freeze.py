@@ -248,6 +248,15 @@ def _nodes(container: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, An
             yield from _nodes(node, name)
 
 
+def own_yaml(config: DictConfig) -> str:
+    """Return a job's own config, without Hydra's part, as YAML with sorted keys, not resolved."""
+    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    try:
+        return OmegaConf.to_yaml(own, resolve=False, sort_keys=True)
+    except Exception:  # noqa: BLE001  (an object of the user's that YAML cannot hold)
+        return "".join(sorted(f"{key}: {node!r}\n" for key, _, _, node in _nodes(own)))
+
+
 def resolved_values(config: DictConfig) -> dict[str, str]:
     """Return each key of a config that holds a value, with that value resolved and written as text."""
     values = {}

@@ -13,11 +13,12 @@ from omegaconf import DictConfig
 from . import _keeper, _results, _signals
 from ._choices import OnConfigDifference
 from ._debug import DebugSession
+from ._describe import Place, start_error, write_job
 from ._errors import JobFailedError, LauncherError
 from ._hub import Hub
 from ._line import Line
 from ._logs import LOOK_INTERVAL_S
-from ._plan import Attempt, Place, PlannedJob, start_error, write_job
+from ._plan import Attempt, PlannedJob
 from ._port import reserve_port
 from ._progress import Progress
 from ._report import shown
@@ -55,8 +56,9 @@ class Batch:
         self._returns: dict[int, JobReturn] = {}
         self._stopped_by: int | None = None
         self._stopped_at = 0.0
+        self._gave_up = False
         self._restarts = Restarts(sweep.gate)
-        self._line = Line(sweep, self._overrides, self._fail)
+        self._line = Line(sweep, self._overrides, self._fail, self._settle)
         self._base = self._line.base_environment()
         self._progress = Progress(sweep, self._overrides, self._line.most_jobs)
 
@@ -88,6 +90,7 @@ class Batch:
         _log.info("Launching %s, OMP_NUM_THREADS=%s", self._line.summary, self._base["OMP_NUM_THREADS"])
         while self._line.waiting or self._hub.running or self._restarts:
             self._act_on(arrived.take())
+            self._give_up()
             self._start_again()
             started = self._start_next()
             self._wait(ready=started or self._line.has_work)
@@ -143,7 +146,7 @@ class Batch:
         if following is None:
             return False
         plan, devices = following
-        error = self._start(plan, devices, Attempt())
+        error = self._start(plan, devices, plan.first_attempt)
         if error is not None:
             self._line.job_ended(plan.number)
             self._finish(plan.number, plan.config, plan.run_dir, None, _results.failed_before_start(error))
@@ -151,14 +154,43 @@ class Batch:
 
     def _start_again(self) -> None:
         """Start jobs once more whose devices have let go of the last start."""
-        stopped = self._stopped_by is not None
-        for pause in self._restarts.take_ready(all_of_them=stopped):
-            error = None if stopped else self._start(pause.plan, pause.devices, pause.following)
+        for pause in self._restarts.take_ready(all_of_them=self._ending):
+            error = None if self._ending else self._start(pause.plan, pause.devices, pause.following)
             if error is not None:
                 # What it failed of before says more than that.
                 _log.error("#%d : cannot be started again: %s", pause.plan.number, shown(str(error)))
-            if error is not None or stopped:
+            if error is not None or self._ending:
                 self._end_for_good(pause.plan, pause.following, pause.verdict)
+
+    def _settle(self, plan: PlannedJob) -> bool:
+        """Deal with a job that an earlier run has settled; return whether there is nothing to run."""
+        if self._sweep.earlier is None:
+            return False
+        decision = self._sweep.earlier.decide(plan.known, plan.config_yaml, plan.config_hash)
+        self._progress.decided(plan, decision)
+        if decision.verdict is not None:
+            self._finish(plan.number, plan.config, plan.run_dir, None, decision.verdict)
+        return decision.verdict is not None
+
+    @property
+    def _ending(self) -> bool:
+        """Whether no job shall be started any more, not even once more."""
+        return self._stopped_by is not None or (self._gave_up and self._sweep.settings.stop_running)
+
+    def _give_up(self) -> None:
+        """Start no more jobs when too many have failed (`max_failures`)."""
+        settings, failures = self._sweep.settings, self._sweep.ledger.failures
+        if settings.max_failures is None or failures < settings.max_failures or self._gave_up:
+            return
+        self._gave_up = True
+        why = f"{failures} failed before it (max_failures={settings.max_failures})"
+        waiting = self._line.clear()
+        _log.error("%d failed (max_failures=%d): %d are not run", failures, settings.max_failures, len(waiting))
+        for number in waiting:
+            self._finish(number, None, "", None, _results.skipped(why))
+        if settings.stop_running:
+            for job in self._hub.running.values():
+                job.stop(f"max_failures={settings.max_failures} was reached")
 
     def _fail(self, number: int, error: Exception) -> None:
         self._finish(number, None, "", None, _results.failed_before_start(error))
@@ -183,7 +215,7 @@ class Batch:
         run_id = spec.environment["TORCHELASTIC_RUN_ID"]
         job = RunningJob(plan, paths, place, attempt, run_id, spec.limits, link, channel, tees)
         self._hub.add(job)
-        self._progress.started(plan, attempt, place)
+        self._progress.started(plan, attempt, place, run_id)
         if self._stopped_by is not None:
             job.stop("the sweep was stopped")
         return None
@@ -243,7 +275,7 @@ class Batch:
         self._hub.remove(job)
         self._compare_configs(job)
         verdict = self._verdict(job)
-        again = None if self._stopped_by is not None else job.next_attempt(verdict, self._sweep.settings)
+        again = None if self._ending else job.next_attempt(verdict, self._sweep.settings)
         if job.difference and self._sweep.settings.check_config is OnConfigDifference.error:
             # The ranks may have been done before the difference was seen. To start again would not mend it.
             verdict = _results.failed_before_start(JobFailedError(f"{job.difference} (check_config=error)"))

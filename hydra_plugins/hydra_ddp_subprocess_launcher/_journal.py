@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ._records import EVENTS, Event, SweepRecord
+from ._events import EVENTS, Event
+from ._records import SweepRecord
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ class Journal:
 
     def __init__(self, path: str | None) -> None:
         self._path = path
+        self._mended = False
 
     def append(self, event: Event) -> None:
         """Write an event down. One that cannot be written is said once; the sweep goes on."""
@@ -33,8 +35,11 @@ class Journal:
         # All ASCII, as JSON escapes the rest, such as bytes of a file name. One write: whole, or torn at its end.
         line = json.dumps({"event": type(event).__name__, **dataclasses.asdict(event)}) + "\n"
         try:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
+                if not self._mended:
+                    self._mended = True
+                    _end_torn_line(descriptor)
                 if os.write(descriptor, line.encode()) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             finally:
@@ -48,15 +53,26 @@ class Journal:
             self._path = None
 
 
+def _end_torn_line(descriptor: int) -> None:
+    """Let what an earlier process was killed at writing not spoil the next line."""
+    size = os.fstat(descriptor).st_size
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":
+        os.write(descriptor, b"\n")
+
+
 def read_journal(path: str) -> SweepRecord:
-    """Return what the events in a journal tell.
+    """Return what the events in a journal tell, as far as its lines can be read.
 
     Raises:
         OSError: when it cannot be read.
     """
     record = SweepRecord()
-    for event in read_events(path):
-        record.apply(event)
+    for line in _lines(path):
+        event = _parse(line)
+        if event is None:
+            record.unreadable += 1
+        else:
+            record.apply(event)
     return record
 
 
@@ -66,10 +82,14 @@ def read_events(path: str) -> Iterator[Event]:
     Raises:
         OSError: when it cannot be read.
     """
-    for line in Path(path).read_bytes().split(b"\n"):
+    for line in _lines(path):
         event = _parse(line)
         if event is not None:
             yield event
+
+
+def _lines(path: str) -> list[bytes]:
+    return [line for line in Path(path).read_bytes().split(b"\n") if line.strip()]
 
 
 def _parse(line: bytes) -> Event | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import time
 
+from ._events import Event, JobEnded, JobKept, JobSkipped
 from ._files import SweepPaths
 from ._journal import Journal
-from ._records import Event, JobEnded, JobState, SweepRecord
+from ._records import JobState, SweepRecord
 from ._results_csv import write_results
 
 _log = logging.getLogger(__name__)
@@ -20,15 +21,18 @@ class Ledger:
 
     Args:
         paths: Where the sweep is; None: nothing is written.
+        record: What is known from an earlier run.
 
     Attributes:
         record: What is known by now.
+        failures: Jobs that have failed in this run.
     """
 
-    def __init__(self, paths: SweepPaths | None) -> None:
+    def __init__(self, paths: SweepPaths | None, record: SweepRecord | None = None) -> None:
         self._journal = Journal(None if paths is None else paths.journal)
         self._results = None if paths is None else paths.results
-        self.record = SweepRecord()
+        self.record = SweepRecord() if record is None else record
+        self.failures = 0
         self._results_are_old = False
         self._write_after = 0.0
 
@@ -36,7 +40,8 @@ class Ledger:
         """Take note of an event."""
         self.record.apply(event)
         self._journal.append(event)
-        if isinstance(event, JobEnded):
+        if isinstance(event, JobEnded | JobKept | JobSkipped):
+            self.failures += isinstance(event, JobEnded) and not event.completed
             self._results_are_old = True
             self.settle()
 
@@ -50,7 +55,7 @@ class Ledger:
         if self._results is None or not self._results_are_old or (began < self._write_after and not last):
             return
         self._results_are_old = False
-        over = self.record.in_state(JobState.COMPLETED, JobState.FAILED)
+        over = self.record.in_state(JobState.COMPLETED, JobState.FAILED, JobState.NEVER_STARTED)
         try:
             write_results(self._results, sorted(over, key=lambda job: job.number))
         except OSError as error:

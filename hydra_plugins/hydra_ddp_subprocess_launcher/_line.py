@@ -27,17 +27,23 @@ class Line:
         sweep: What is the same for all of them.
         overrides: Override strings of each job, by its number, in order.
         fail: Is told of jobs that cannot start, which leave the line.
+        settle: Says of a job whether it is over without being run; it then leaves the line.
 
     Raises:
         OptionError: when a job is known to fit never.
     """
 
     def __init__(
-        self, sweep: Sweep, overrides: Mapping[int, Sequence[str]], fail: Callable[[int, Exception], None]
+        self,
+        sweep: Sweep,
+        overrides: Mapping[int, Sequence[str]],
+        fail: Callable[[int, Exception], None],
+        settle: Callable[[PlannedJob], bool],
     ) -> None:
         self._sweep = sweep
         self._overrides = overrides
         self._fail = fail
+        self._settle = settle
         self._schedule = Schedule(sweep.pool)
         self._kept = {number: sweep.spool.take(one) for number, one in overrides.items()}
         self._to_compose = [number for number, kept in self._kept.items() if kept is None]
@@ -173,6 +179,9 @@ class Line:
         except Exception as error:  # noqa: BLE001  (as above)
             self._drop(number, error)
             return
+        if self._settle(plan):
+            self._schedule.drop(number)
+            return
         self._planned[number] = plan
         self._schedule.resize(number, plan.nproc)
 
@@ -180,13 +189,15 @@ class Line:
         self._schedule.drop(number)
         self._fail(number, error)
 
-    def clear(self) -> None:
-        """Send everybody away."""
-        for number in self._schedule.waiting:
+    def clear(self) -> list[int]:
+        """Send everybody away, and return who was there."""
+        waiting = list(self._schedule.waiting)
+        for number in waiting:
             self._schedule.drop(number)
         self._to_compose.clear()
         self._planned.clear()
         self._unready = None
+        return waiting
 
     # Its turn
 

@@ -1,24 +1,23 @@
-"""A job before it runs: composed, frozen, and written down for its ranks."""
+"""A job before it has a place: composed and frozen."""
 
 from __future__ import annotations
 
-import json
+import hashlib
 import logging
 import os
 import time
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from omegaconf import DictConfig, OmegaConf
 
-from . import _commands, _environment, _files, _freeze, _pickling, _program
-from ._entry import FunctionEntry, ProgramEntry, function_body, rank_command
-from ._errors import FreezeError, StartError
-from ._port import ReservedPort
+from . import _freeze, _pickling
+from ._entry import FunctionEntry, ProgramEntry, function_body
+from ._errors import FreezeError
+from ._records import JobRecord
 from ._settings import read_nproc
 from ._setup import Sweep
-from ._specs import GroupSpec, Payload
+from ._specs import Payload
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +54,8 @@ class PlannedJob:
         frozen: What is resolved of it.
         nproc: Number of ranks.
         payload: What its ranks will read.
+        config_yaml: Its own config, not resolved.
+        known: What an earlier run of the sweep has recorded about it; None: nothing.
     """
 
     number: int
@@ -63,6 +64,18 @@ class PlannedJob:
     frozen: _freeze.Frozen
     nproc: int
     payload: Payload
+    config_yaml: str
+    known: JobRecord | None = None
+
+    @property
+    def config_hash(self) -> str:
+        """SHA-256 of its own config, hexadecimal."""
+        return hashlib.sha256(self.config_yaml.encode("utf-8", "surrogateescape")).hexdigest()
+
+    @property
+    def first_attempt(self) -> Attempt:
+        """Its first start in this run of the sweep."""
+        return Attempt(number=self.known.attempts if self.known is not None else 0)
 
     @property
     def run_dir(self) -> str:
@@ -94,7 +107,13 @@ def plan_job(sweep: Sweep, number: int, overrides: Sequence[str], config: DictCo
         OptionError: for a number of ranks that cannot be.
     """
     _refuse_other_launcher(sweep.config, config)
-    frozen = _freeze.freeze(config, number)
+    config_yaml = _freeze.own_yaml(config)
+    known = sweep.earlier.find(number, overrides) if sweep.earlier is not None else None
+    # Where its checkpoints are.
+    run_dir = known.run_dir if known is not None and os.path.isdir(known.run_dir) else None
+    frozen = _freeze.freeze(config, number, run_dir)
+    if sweep.earlier is not None and known is None:
+        frozen = _freeze.freeze(config, number, sweep.earlier.directory(frozen.run_dir, overrides))
     nproc = sweep.pool.nproc(read_nproc(frozen.nproc_per_node))
     payload = Payload(
         overrides=tuple(overrides),
@@ -105,7 +124,7 @@ def plan_job(sweep: Sweep, number: int, overrides: Sequence[str], config: DictCo
         check_config=sweep.settings.check_config is not None,
         body=_body(sweep, config),
     )
-    return PlannedJob(number, tuple(overrides), config, frozen, nproc, payload)
+    return PlannedJob(number, tuple(overrides), config, frozen, nproc, payload, config_yaml, known)
 
 
 def _refuse_other_launcher(sweep_config: DictConfig, config: DictConfig) -> None:
@@ -146,140 +165,3 @@ def _callbacks(sweep: Sweep) -> bytes | None:
             error,
         )
         return None
-
-
-@dataclass(frozen=True)
-class Place:
-    """What a job holds while it runs.
-
-    Attributes:
-        devices: Ids of its devices; empty: none.
-        port: Its rendezvous port.
-    """
-
-    devices: tuple[str, ...]
-    port: ReservedPort
-
-
-def write_job(
-    sweep: Sweep, job: PlannedJob, attempt: Attempt, place: Place, base: Mapping[str, str]
-) -> tuple[_files.JobPaths, GroupSpec]:
-    """Write what the ranks read into the run directory and return what a keeper needs.
-
-    Args:
-        sweep: The sweep.
-        job: The job.
-        attempt: Which start of it this is.
-        place: Where it runs.
-        base: What all ranks start from.
-
-    Raises:
-        OSError: when the run directory cannot be written.
-        StartError: when the job's environment contradicts its devices.
-    """
-    paths = _files.JobPaths(job.run_dir)
-    _files.make_job_folder(paths)
-    group = describe_group(sweep, job, attempt, place, _files.write_payload(paths, job.payload))
-    spec, facts = describe_job(sweep, job, group, base)
-    _files.write_text(paths.facts, json.dumps(facts, indent=2) + "\n")
-    return paths, spec
-
-
-def describe_group(
-    sweep: Sweep, job: PlannedJob, attempt: Attempt, place: Place, payload_digest: str | None
-) -> _environment.GroupEnvironment:
-    """Return what the variables of a job's ranks are made from.
-
-    Args:
-        sweep: The sweep.
-        job: The job.
-        attempt: Which start of it this is.
-        place: Where it runs.
-        payload_digest: SHA-256 of the payload; None: its ranks compose its config themselves.
-    """
-    paths = _files.JobPaths(job.run_dir)
-    return _environment.GroupEnvironment(
-        nproc=job.nproc,
-        master_addr=place.port.address,
-        master_port=place.port.number,
-        run_id=f"hydra-ddp-{uuid.uuid4().hex[:12]}-job{job.number}",
-        attempt=attempt.number,
-        restart_count=attempt.restarts,
-        max_restarts=sweep.settings.max_restarts,
-        devices=place.devices or None,
-        device_env_var=sweep.settings.device_env_var,
-        error_files=tuple(map(paths.error, range(job.nproc))),
-        payload_digest=payload_digest,
-        job_num=job.number,
-        sweep_dir=job.frozen.sweep_dir,
-        locked=sweep.gate.lock_names(place.devices),
-    )
-
-
-def describe_job(
-    sweep: Sweep,
-    job: PlannedJob,
-    group: _environment.GroupEnvironment,
-    base: Mapping[str, str],
-    recipe: _program.Recipe | None = None,
-) -> tuple[GroupSpec, dict[str, object]]:
-    """Return what a keeper needs and what `job.json` has, without writing anything.
-
-    Args:
-        sweep: The sweep.
-        job: The job.
-        group: What its variables are made from.
-        base: What all ranks start from.
-        recipe: How its ranks compose its config themselves; None: they read a payload.
-
-    Raises:
-        StartError: when the job's environment contradicts its devices.
-    """
-    paths = _files.JobPaths(job.run_dir)
-    ranks = range(job.nproc)
-    argv, cwd = rank_command(sweep.entry, sweep.settings.wrapper, job.run_dir, job.overrides, recipe)
-    spec = GroupSpec(
-        argv=argv,
-        cwd=cwd,
-        environment=_environment.group_environment(base, job.frozen.env_set, group),
-        rank_environments=_environment.rank_environments(group),
-        log_files=tuple(map(paths.log, ranks)),
-        outcome_files=tuple(map(paths.outcome, ranks)),
-        failure_files=tuple(map(paths.failure, ranks)),
-        limits=sweep.settings.limits,
-        terminal=sweep.settings.debug,
-    )
-    return spec, _facts(job, spec, os.environ)
-
-
-def _facts(job: PlannedJob, spec: GroupSpec, ours: Mapping[str, str]) -> dict[str, object]:
-    """Return what is worth knowing about a job; of the environment, what differs from `ours`."""
-
-    def shown(environment: Mapping[str, str]) -> dict[str, str]:
-        changed = {name: value for name, value in environment.items() if ours.get(name) != value}
-        return {name: f"${name}" if _commands.is_secret(name) else value for name, value in sorted(changed.items())}
-
-    return {
-        "job": job.number,
-        "overrides": list(job.overrides),
-        "run_dir": job.run_dir,
-        "nproc": job.nproc,
-        "argv": list(spec.argv),
-        "cwd": spec.cwd,
-        "environment": shown(spec.environment),
-        "environment_removed": sorted(name for name in ours if name not in spec.environment),
-        "rank_environments": [shown(own) for own in spec.rank_environments],
-    }
-
-
-def start_error(error: Exception, job: PlannedJob) -> Exception:
-    """Return an error that says where a job could not be started, and why."""
-    if isinstance(error, ValueError):
-        # Such as a NUL in its name.
-        return StartError(f"The run directory {job.run_dir!r} cannot be used: {error}.")
-    if not isinstance(error, OSError):
-        return error
-    why = error.strerror or str(error)
-    if error.filename is None:
-        return StartError(f"The job could not be started in its run directory {job.run_dir}: {why}.")
-    return StartError(f"The run directory {job.run_dir} cannot be used: {why}: {error.filename}")

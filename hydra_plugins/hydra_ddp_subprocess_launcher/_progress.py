@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import sys
@@ -12,12 +13,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from . import _commands
 from ._board import draw_board
 from ._choices import ShowProgress
+from ._describe import Place
+from ._events import (
+    JobEnded,
+    JobKept,
+    JobPaused,
+    JobsAdded,
+    JobSkipped,
+    JobStarted,
+    SweepStopped,
+    json_value,
+    short_text,
+)
 from ._files import JobPaths
 from ._logs import LogTee, LogView, Terminal
-from ._plan import Attempt, Place, PlannedJob
-from ._records import JobEnded, JobPaused, JobsAdded, JobStarted, JobState, SweepStopped, json_value, short_text
+from ._plan import Attempt, PlannedJob
+from ._records import JobState
 from ._report import duration, override_line, results_table, shown
 from ._results import Verdict
+from ._resume import Decision
 from ._screen import Screen, same_terminal, streams_above
 from ._setup import Sweep
 
@@ -45,6 +59,7 @@ class Progress:
         shared = self._screen is not None and same_terminal(sys.stdout, sys.stderr)
         self._view = LogView(self._screen if self._screen is not None and shared else Terminal(sys.stdout))
         self._paint_at = 0.0
+        self._said_new = False
         jobs = tuple(tuple(one) for one in overrides.values())
         self._ledger.note(JobsAdded(time.time(), next(iter(overrides), 0), jobs, at_once))
 
@@ -62,10 +77,11 @@ class Progress:
 
     # What happens
 
-    def started(self, plan: PlannedJob, attempt: Attempt, place: Place) -> None:
+    def started(self, plan: PlannedJob, attempt: Attempt, place: Place, run_id: str) -> None:
         """Take note that a job is being started."""
-        self._ledger.note(JobStarted(time.time(), plan.number, attempt.number, plan.nproc, place.devices, plan.run_dir))
-        if attempt.number == 0 and self._style is ShowProgress.plain:
+        facts = (plan.nproc, place.devices, plan.run_dir, run_id, plan.config_hash)
+        self._ledger.note(JobStarted(time.time(), plan.number, attempt.number, *facts))
+        if not attempt.why and self._style is ShowProgress.plain:
             _log.info("\t#%d : %s", plan.number, shown(override_line(plan.overrides)))
 
     def paused(self, plan: PlannedJob, why: str, verdict: Verdict) -> None:
@@ -73,6 +89,16 @@ class Progress:
         self._ledger.note(JobPaused(time.time(), plan.number, verdict.cause))
         line = shown(override_line(plan.overrides))
         _log.error("#%d : %s: %s\n%s", plan.number, why, line, shown(verdict.block))
+
+    def decided(self, plan: PlannedJob, decision: Decision) -> None:
+        """Say what becomes of a job that an earlier run of the sweep may have settled."""
+        if plan.known is None and not self._sweep.has_basic_sweeper:
+            if not self._said_new:
+                _log.info("Jobs that %s did not propose before are run as new ones", self._sweep.sweeper_name)
+            self._said_new = True
+            return
+        what = "is run" if decision.verdict is None else "is not run"
+        _log.info("\t#%d : %s : %s: %s", plan.number, shown(override_line(plan.overrides)), what, shown(decision.why))
 
     def ended(self, number: int, verdict: Verdict, seconds: float | None) -> None:
         """Take note that a job is over.
@@ -82,6 +108,14 @@ class Progress:
             verdict: How it ended.
             seconds: From its first start; None: it was never started.
         """
+        if verdict.skipped:
+            self._ledger.note(JobSkipped(time.time(), number, verdict.cause))
+            return
+        if verdict.kept is not None:
+            names = {field.name for field in dataclasses.fields(JobKept)} - {"at", "job"}
+            facts = {name: getattr(verdict.kept, name) for name in names}
+            self._ledger.note(JobKept(time.time(), number, **facts))
+            return
         value = verdict.value if verdict.completed else None
         text = short_text(value) if verdict.completed else ""
         event = JobEnded(time.time(), number, verdict.completed, json_value(value), text, verdict.cause, seconds)
@@ -113,7 +147,8 @@ class Progress:
         """Show the table of the jobs that are over, and how to run those again that failed."""
         self._ledger.settle(last=True)
         record = self._ledger.record
-        jobs = [record.jobs[number] for number in self._overrides if record.jobs[number].state.over]
+        told = (JobState.COMPLETED, JobState.FAILED, JobState.NEVER_STARTED)
+        jobs = [record.jobs[number] for number in self._overrides if record.jobs[number].state in told]
         if not jobs:
             return
         again = self._sweep.again([job.overrides for job in jobs if job.state is JobState.FAILED])

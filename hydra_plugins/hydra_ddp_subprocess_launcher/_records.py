@@ -1,141 +1,29 @@
-"""What happens in a sweep, event by event, and what is known about its jobs after any of them.
+"""What is known about a sweep and its jobs after any of its events.
 
-The launching process keeps these records while it runs, and writes the events into the journal; from there
-`hydra-ddp` makes the same records again.
+The launching process keeps these records while it runs; from the journal `hydra-ddp` makes the same ones again.
 """
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-_LONGEST_TEXT = 60
-
-
-@dataclass(frozen=True)
-class SweepBegan:
-    """A launching process has taken the sweep directory.
-
-    Attributes:
-        at: Unix time in seconds, as in all events.
-        pid: Of the launching process.
-        host: Its host.
-        argv: Its command line.
-        cwd: Directory in which it was started.
-        launcher: Version of this package.
-        grace_period_s: The option; None: not known.
-    """
-
-    at: float
-    pid: int
-    host: str
-    argv: tuple[str, ...]
-    cwd: str
-    launcher: str
-    grace_period_s: float | None = None
-
-
-@dataclass(frozen=True)
-class JobsAdded:
-    """The sweeper has handed over a batch of jobs.
-
-    Attributes:
-        at: Unix time in seconds.
-        first: Number of the first one; the others count up from it.
-        overrides: Override strings, one tuple a job.
-        at_once: Most of them that run at a time.
-    """
-
-    at: float
-    first: int
-    overrides: tuple[tuple[str, ...], ...]
-    at_once: int
-
-
-@dataclass(frozen=True)
-class JobStarted:
-    """The ranks of a job are being started.
-
-    Attributes:
-        at: Unix time in seconds.
-        job: Number of the job.
-        attempt: Starts of it before this one.
-        nproc: Number of ranks.
-        devices: Ids of its devices; empty: none.
-        run_dir: Run directory, absolute.
-    """
-
-    at: float
-    job: int
-    attempt: int
-    nproc: int
-    devices: tuple[str, ...]
-    run_dir: str
-
-
-@dataclass(frozen=True)
-class JobPaused:
-    """A start of a job has ended badly, and another one follows.
-
-    Attributes:
-        at: Unix time in seconds.
-        job: Number of the job.
-        why: How that start ended.
-    """
-
-    at: float
-    job: int
-    why: str
-
-
-@dataclass(frozen=True)
-class JobEnded:
-    """A job is over.
-
-    Attributes:
-        at: Unix time in seconds.
-        job: Number of the job.
-        completed: Whether it completed; else it has failed.
-        value: Its value in what JSON has, if it can be; else None.
-        text: Its value in a few words.
-        cause: Why it failed, one line; empty when it completed.
-        seconds: From its first start; None: it was never started.
-    """
-
-    at: float
-    job: int
-    completed: bool
-    value: Any
-    text: str
-    cause: str
-    seconds: float | None
-
-
-@dataclass(frozen=True)
-class SweepStopped:
-    """A signal has stopped the sweep.
-
-    Attributes:
-        at: Unix time in seconds.
-        signal: Its name.
-    """
-
-    at: float
-    signal: str
-
-
-Event = SweepBegan | JobsAdded | JobStarted | JobPaused | JobEnded | SweepStopped
-EVENTS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (SweepBegan, JobsAdded, JobStarted, JobPaused, JobEnded, SweepStopped)
-}
+from ._events import (
+    Event,
+    JobEvent,
+    JobKept,
+    JobPaused,
+    JobsAdded,
+    JobSkipped,
+    JobStarted,
+    SweepBegan,
+    SweepStopped,
+)
 
 
 class JobState(Enum):
-    """Where a job is on its way. The last two are those of a sweep that is over without having ended them."""
+    """Where a job is on its way."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -163,12 +51,14 @@ class JobRecord:
         nproc: Number of ranks; 0: not known yet.
         devices: Ids of its devices; empty: none, or not started yet.
         run_dir: Run directory; empty: not started yet.
+        run_id: Name of its last start; empty: not started yet.
+        config_hash: SHA-256 of its own config, hexadecimal; empty: not started yet.
         began_at: First start, Unix time in seconds; None: not started yet.
         ended_at: Its end, likewise.
         seconds: From the first start to the end; None: it is not over, or was never started.
         value: Its value, as in JobEnded.
         text: Its value in a few words.
-        cause: Why it failed; of one that is paused, why its last start did.
+        cause: Why it failed, or is not run; of one that is paused, why its last start failed.
     """
 
     number: int
@@ -178,6 +68,8 @@ class JobRecord:
     nproc: int = 0
     devices: tuple[str, ...] = ()
     run_dir: str = ""
+    run_id: str = ""
+    config_hash: str = ""
     began_at: float | None = None
     ended_at: float | None = None
     seconds: float | None = None
@@ -196,6 +88,8 @@ class SweepRecord:
         at_once: Most jobs of the current batch that run at a time.
         stopped_by: Signal that stopped it; empty: none.
         shared: Overrides that all of several jobs have.
+        unreadable: Lines of the journal that could not be read.
+        past: Jobs that were started, or are over, and whose number the sweeper has given again since, oldest first.
     """
 
     began: SweepBegan | None = None
@@ -203,6 +97,8 @@ class SweepRecord:
     at_once: int = 1
     stopped_by: str = ""
     shared: frozenset[str] = frozenset()
+    unreadable: int = 0
+    past: list[JobRecord] = field(default_factory=list)
 
     def apply(self, event: Event) -> None:
         """Take note of the next event."""
@@ -212,6 +108,9 @@ class SweepRecord:
             self.at_once = event.at_once
             earlier = [self.shared] if len(self.jobs) > 1 else [job.overrides for job in self.jobs.values()]
             for number, overrides in enumerate(event.overrides, start=event.first):
+                before = self.jobs.get(number)
+                if before is not None and (before.attempts or before.state.over):
+                    self.past.append(before)
                 self.jobs[number] = JobRecord(number, tuple(overrides))
             if len(self.jobs) > 1:
                 self.shared = frozenset.intersection(*map(frozenset, [*earlier, *event.overrides]))
@@ -225,7 +124,12 @@ class SweepRecord:
         return [job for job in self.jobs.values() if job.state in states]
 
 
-def _after(job: JobRecord, event: JobStarted | JobPaused | JobEnded) -> JobRecord:
+def _after(job: JobRecord, event: JobEvent) -> JobRecord:
+    if isinstance(event, JobKept):
+        facts = {name: value for name, value in vars(event).items() if name not in ("at", "job")}
+        return replace(job, state=JobState.COMPLETED, **facts)
+    if isinstance(event, JobSkipped):
+        return replace(job, state=JobState.NEVER_STARTED, cause=event.why)
     if isinstance(event, JobStarted):
         return replace(
             job,
@@ -234,6 +138,8 @@ def _after(job: JobRecord, event: JobStarted | JobPaused | JobEnded) -> JobRecor
             nproc=event.nproc,
             devices=tuple(event.devices),
             run_dir=event.run_dir,
+            run_id=event.run_id,
+            config_hash=event.config_hash,
             began_at=event.at if job.began_at is None else job.began_at,
         )
     if isinstance(event, JobPaused):
@@ -247,55 +153,3 @@ def _after(job: JobRecord, event: JobStarted | JobPaused | JobEnded) -> JobRecor
         text=event.text,
         cause=event.cause,
     )
-
-
-def json_value(value: Any) -> Any:
-    """Return a job's value in what JSON has: numbers, text, lists, and dicts with text as keys; None for all else.
-
-    NumPy's scalars become numbers. NaN and the infinities, which JSON lacks, become `NaN`, `Infinity`, `-Infinity`.
-    """
-    try:
-        return _json_value(value)
-    except (TypeError, ValueError, RecursionError):
-        return None
-
-
-def _json_value(value: Any) -> Any:
-    if value is None or type(value) in (bool, int, str):
-        return value
-    if isinstance(value, float):
-        return (
-            float(value) if math.isfinite(value) else {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
-        )
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value):
-            raise TypeError("a key that is no text")
-        return {key: _json_value(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_value(part) for part in value]
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.generic):
-        return _json_value(value.item())
-    raise TypeError(type(value).__name__)
-
-
-def short_text(value: Any) -> str:
-    """Return a value in at most 60 characters."""
-    return shortened(_attempt(lambda: f"{value:.6g}" if isinstance(value, float) else repr(value)) or _type_name(value))
-
-
-def shortened(text: str, most: int = _LONGEST_TEXT) -> str:
-    """Return a text on one line, with an ellipsis where it is longer than `most` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= most else line[: most - 1] + "…"
-
-
-def _attempt(make: Callable[[], str]) -> str | None:
-    try:
-        return make()
-    except (Exception, SystemExit):  # noqa: BLE001  (a user's __repr__ may raise anything)
-        return None
-
-
-def _type_name(value: Any) -> str:
-    return type(value).__name__

@@ -17,6 +17,7 @@ from ._failures import LOST_PEER_ADVICE, describe, lost_a_peer, root_cause, unus
 from ._files import JobPaths, read_outcome
 from ._freeze import hydra_config
 from ._logs import last_lines
+from ._records import JobRecord
 from ._signals import describe_exit
 from ._specs import GroupReport, Outcome
 
@@ -51,6 +52,8 @@ class Verdict:
         warnings: Lines for the user although the job completed.
         remote: Fields for Hydra 1.4's JobReturn; may be empty.
         rank: Rank that failed first; None: none did.
+        skipped: Whether the job was not run at all.
+        kept: What an earlier run of the sweep has recorded, if that stands; else None.
     """
 
     completed: bool
@@ -60,6 +63,8 @@ class Verdict:
     warnings: tuple[str, ...] = ()
     remote: tuple[tuple[str, object], ...] = ()
     rank: int | None = None
+    skipped: bool = False
+    kept: JobRecord | None = None
 
 
 def judge(report: GroupReport, nproc: int, paths: JobPaths, run_id: str, *, debug: bool = False) -> Verdict:
@@ -85,6 +90,15 @@ def failed_before_start(error: Exception) -> Verdict:
     """Return the verdict on a job whose ranks were never started."""
     summary = " ".join(str(error).split())
     return Verdict(completed=False, value=error, cause=summary, block=f"{type(error).__name__}: {error}")
+
+
+def skipped(why: str) -> Verdict:
+    """Return the verdict on a job that is not run.
+
+    Args:
+        why: Why not, one line.
+    """
+    return Verdict(completed=False, value=JobFailedError(f"This job was not run: {why}."), cause=why, skipped=True)
 
 
 def _completed(report: GroupReport, outcome: Outcome | None) -> Verdict:

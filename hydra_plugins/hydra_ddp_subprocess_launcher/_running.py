@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from . import _files, _keeper, _process, _results
 from ._channel import Channel
+from ._describe import Place
 from ._errors import JobFailedError
 from ._logs import LogTee, last_lines
-from ._plan import Attempt, Place, PlannedJob
+from ._plan import Attempt, PlannedJob
 from ._port import is_port_clash
 from ._results import Verdict
 from ._settings import LaunchSettings

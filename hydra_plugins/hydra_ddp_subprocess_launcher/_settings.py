@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, TypeVar
 
-from ._choices import Entry, OnCodeChange, OnConfigDifference, ShowProgress
+from ._choices import Entry, OnCodeChange, OnConfigDifference, Resume, ShowProgress
 from ._errors import OptionError
 from ._specs import Limits
 from .config import DDPSubprocessLauncherConf
@@ -45,6 +45,9 @@ class LaunchSettings:
     progress: ShowProgress
     check_config: OnConfigDifference | None
     code_changed: OnCodeChange
+    resume: Resume | None
+    max_failures: int | None
+    stop_running: bool
     allow_nested: bool
     debug: bool
     dry_run: bool
@@ -96,6 +99,9 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
             else _choice("check_config", options["check_config"], OnConfigDifference)
         ),
         code_changed=_choice("code_changed", options["code_changed"], OnCodeChange),
+        resume=None if options["resume"] is None else _choice("resume", options["resume"], Resume),
+        max_failures=_whole("max_failures", options["max_failures"], 1, "null"),
+        stop_running=_truth("stop_running", options["stop_running"]),
         allow_nested=_truth("allow_nested", options["allow_nested"]),
         debug=debug,
         dry_run=_truth("dry_run", options["dry_run"]),

@@ -19,18 +19,22 @@ from ._claim import Claim
 from ._devices import DeviceGate, find_devices, name_devices
 from ._entry import FunctionEntry, ProgramEntry, find_entry
 from ._errors import StartError
+from ._events import SweepBegan
 from ._files import SweepPaths, move_aside
 from ._footprint import Footprint
 from ._freeze import ComposeSpool
+from ._journal import read_journal
 from ._ledger import Ledger
 from ._locks import DeviceLocks
 from ._nvml import Nvml
-from ._records import SweepBegan
+from ._records import SweepRecord
+from ._resume import Earlier
 from ._schedule import Pool
 from ._settings import LaunchSettings, read_settings
 from ._sources import SourceWatch
 
 _log = logging.getLogger(__name__)
+_MOST_AGAIN = 10
 _BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
@@ -51,6 +55,7 @@ class Sweep:
         paths: Where the sweep is.
         claim: On that directory, held as long as the sweep is.
         ledger: What has happened.
+        earlier: What earlier runs have left to do; None: nothing is resumed.
         footprint: What a dry run has to put back; None: this is none.
     """
 
@@ -66,6 +71,7 @@ class Sweep:
     paths: SweepPaths
     claim: Claim | None
     ledger: Ledger
+    earlier: Earlier | None
     footprint: Footprint | None
 
     @property
@@ -79,23 +85,32 @@ class Sweep:
         return str(JobRuntime.instance().get("name"))
 
     @property
+    def sweeper_name(self) -> str:
+        """Name of the sweeper's class."""
+        return str(self.config.hydra.sweeper._target_).rpartition(".")[2]
+
+    @property
     def has_basic_sweeper(self) -> bool:
         """Whether the sweeper is Hydra's own, which knows all jobs beforehand."""
         return bool(self.config.hydra.sweeper._target_ == _BASIC_SWEEPER)
 
     def again(self, failed: Sequence[Sequence[str]]) -> list[str]:
-        """Return the commands that run jobs once more, in a sweep directory of their own; none without a program.
+        """Return the commands that run just the jobs that have failed once more; none without a program.
 
         Args:
             failed: Their override strings.
         """
-        if isinstance(self.entry, FunctionEntry):
+        if isinstance(self.entry, FunctionEntry) or not failed:
             return []
         command = [*self.entry.program.command, *self.entry.flags, *self.entry.config_name, "-m"]
-        overrides = OmegaConf.to_container(self.config.hydra.overrides.hydra)
-        assert isinstance(overrides, list)
-        command += _commands.overrides_again(overrides, self.paths.sweep_dir, basic=self.has_basic_sweeper)
-        return _commands.again(command, failed)
+        typed = OmegaConf.to_container(self.config.hydra.overrides)
+        assert isinstance(typed, dict)
+        resume = self.has_basic_sweeper
+        command += _commands.overrides_again(typed["hydra"], self.paths.sweep_dir, resume=resume)
+        # Other sweepers may propose other jobs.
+        jobs = [typed["task"]] if resume else failed[:_MOST_AGAIN]
+        more = [f"(and {len(failed) - len(jobs)} more)"] if not resume and len(failed) > len(jobs) else []
+        return [*(_commands.shell_words([*command, *overrides]) for overrides in jobs), *more]
 
 
 def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: DictConfig) -> Sweep:
@@ -124,22 +139,57 @@ def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: Di
     main_script = entry.program.main_script if isinstance(entry, ProgramEntry) else None
     sources = SourceWatch(main_script)
     footprint = Footprint.look(paths.sweep_dir) if settings.dry_run else None
-    claim = _take_directory(paths) if footprint is None else None
-    ledger = Ledger(paths if footprint is None else None)
+    claim = _take_directory(paths, keep=settings.resume is not None) if footprint is None else None
+    record = _read_earlier(paths) if settings.resume is not None else None
+    earlier = Earlier(record, settings.resume) if record is not None and settings.resume is not None else None
+    ledger = Ledger(paths if footprint is None else None, record)
     ledger.note(_beginning(settings))
     spool = ComposeSpool(context.config_loader, footprint.restore if footprint is not None else lambda: None)
     spool.record()
     return Sweep(
-        context, task_function, config, settings, entry, pool, gate, spool, sources, paths, claim, ledger, footprint
+        context,
+        task_function,
+        config,
+        settings,
+        entry,
+        pool,
+        gate,
+        spool,
+        sources,
+        paths,
+        claim,
+        ledger,
+        earlier,
+        footprint,
     )
 
 
-def _take_directory(paths: SweepPaths) -> Claim:
-    """Claim the sweep directory, and move aside what an earlier sweep has recorded there."""
+def _read_earlier(paths: SweepPaths) -> SweepRecord | None:
+    """Return what earlier runs in the sweep directory have recorded; None: there was none."""
+    try:
+        record = read_journal(paths.journal)
+    except FileNotFoundError:
+        _log.info("There is nothing to resume in %s: all jobs are new", paths.sweep_dir)
+        return None
+    except OSError as error:
+        raise StartError(f"The journal of the sweep cannot be read: {error.strerror}: {paths.journal}") from None
+    if record.unreadable:
+        _log.warning(
+            "%d lines of %s are damaged or of a later version of this package: what they tell is not known, and the "
+            "rest is used",
+            record.unreadable,
+            paths.journal,
+        )
+    return record
+
+
+def _take_directory(paths: SweepPaths, *, keep: bool) -> Claim:
+    """Claim the sweep directory, and move aside what an earlier sweep has recorded there, unless it is to be kept."""
     try:
         os.makedirs(paths.folder, exist_ok=True)
         claim = Claim(paths.claim)
-        aside = move_aside(paths.folder, [path for path in (paths.journal, paths.results) if os.path.exists(path)])
+        recorded = [path for path in (paths.journal, paths.results) if os.path.exists(path) and not keep]
+        aside = move_aside(paths.folder, recorded)
     except OSError as error:
         why = error.strerror or str(error)
         raise StartError(f"The sweep directory {paths.sweep_dir} cannot be used: {why}: {error.filename}") from None

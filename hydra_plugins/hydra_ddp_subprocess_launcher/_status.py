@@ -16,7 +16,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from ._board import board, draw_board, last_line_of_rank_0
-from ._records import shortened
+from ._events import shortened
 from ._report import results_table
 from ._screen import Screen
 from ._watching import CommandError, Sight, Watch, in_words

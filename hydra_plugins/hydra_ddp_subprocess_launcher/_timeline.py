@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from ._records import Event, JobEnded, JobPaused, JobsAdded, JobStarted
+from ._events import Event, JobEnded, JobPaused, JobsAdded, JobStarted, SweepBegan
 
 # Stands for a device where jobs have none.
 NO_DEVICE = ""
@@ -100,12 +100,18 @@ def _attempts(events: Iterable[Event], left: BarStatus, end: float) -> list[Bar]
     """Return a bar for each start of a job; those that have not ended are `left` and reach to the end."""
     done: list[Bar] = []
     running: dict[int, Bar] = {}
+    last_at = 0.0
     for event in events:
         if isinstance(event, JobStarted):
             rows = tuple(Row(device, 0) for device in event.devices or (NO_DEVICE,))
             running[event.job] = Bar(event.job, event.attempt, left, event.at, max(event.at, end), rows)
         elif isinstance(event, JobPaused | JobEnded) and event.job in running:
             done.append(replace(running.pop(event.job), status=_status(event), ended_at=event.at))
+        elif isinstance(event, SweepBegan):
+            # The launching process before it was killed, at the latest when it had written its last event.
+            done += [replace(bar, status=BarStatus.LOST, ended_at=last_at) for bar in running.values()]
+            running.clear()
+        last_at = event.at
     return sorted([*done, *running.values()], key=lambda bar: bar.began_at)
 
 

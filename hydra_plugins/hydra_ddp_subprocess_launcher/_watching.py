@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from ._claim import Holder, live_holder, read_holder
+from ._events import Event
 from ._files import SweepPaths
 from ._journal import read_events
-from ._records import Event, JobRecord, JobState, SweepRecord
+from ._records import JobRecord, JobState, SweepRecord
 
 _MULTIRUN = "multirun"
 # Folders below ./multirun in which a sweep is looked for: Hydra's own layout has two, a date and a time.

@@ -10,7 +10,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from ._choices import Entry, OnCodeChange, OnConfigDifference, ShowProgress
+from ._choices import Entry, OnCodeChange, OnConfigDifference, Resume, ShowProgress
 
 
 @dataclass
@@ -65,6 +65,13 @@ class DDPSubprocessLauncherConf:
     check_config: OnConfigDifference | None = None
     # When source files changed since the sweep started: warn (once), fail (the jobs that start after it), ignore.
     code_changed: OnCodeChange = OnCodeChange.warn
+    # In the sweep directory of an earlier run (hydra.sweep.dir): unfinished runs what has not completed there, or has
+    # another config by now; failed what has failed there alone. What has completed gives its value again.
+    resume: Resume | None = None
+    # Failed jobs after which no more are started. null: go on whatever fails.
+    max_failures: int | None = None
+    # At max_failures also end the jobs that run.
+    stop_running: bool = False
     # Launch also from within a rank, or when started as one of several processes.
     allow_nested: bool = False
     # Rank 0 of the one job has the terminal, so that `breakpoint()` works in it; no restarts, no time limits.

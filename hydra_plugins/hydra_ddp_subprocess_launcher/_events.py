@@ -1,0 +1,234 @@
+"""What happens in a sweep, event by event. The journal has them as they are."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+_LONGEST_TEXT = 60
+
+
+@dataclass(frozen=True)
+class SweepBegan:
+    """A launching process has taken the sweep directory.
+
+    Attributes:
+        at: Unix time in seconds, as in all events.
+        pid: Of the launching process.
+        host: Its host.
+        argv: Its command line.
+        cwd: Directory in which it was started.
+        launcher: Version of this package.
+        grace_period_s: The option; None: not known.
+    """
+
+    at: float
+    pid: int
+    host: str
+    argv: tuple[str, ...]
+    cwd: str
+    launcher: str
+    grace_period_s: float | None = None
+
+
+@dataclass(frozen=True)
+class JobsAdded:
+    """The sweeper has handed over a batch of jobs.
+
+    Attributes:
+        at: Unix time in seconds.
+        first: Number of the first one; the others count up from it.
+        overrides: Override strings, one tuple a job.
+        at_once: Most of them that run at a time.
+    """
+
+    at: float
+    first: int
+    overrides: tuple[tuple[str, ...], ...]
+    at_once: int
+
+
+@dataclass(frozen=True)
+class JobStarted:
+    """The ranks of a job are being started.
+
+    Attributes:
+        at: Unix time in seconds.
+        job: Number of the job.
+        attempt: Starts of it before this one.
+        nproc: Number of ranks.
+        devices: Ids of its devices; empty: none.
+        run_dir: Run directory, absolute.
+        run_id: Name of this start, which its outcomes carry.
+        config_hash: SHA-256 of the job's own config, hexadecimal.
+    """
+
+    at: float
+    job: int
+    attempt: int
+    nproc: int
+    devices: tuple[str, ...]
+    run_dir: str
+    run_id: str = ""
+    config_hash: str = ""
+
+
+@dataclass(frozen=True)
+class JobPaused:
+    """A start of a job has ended badly, and another one follows.
+
+    Attributes:
+        at: Unix time in seconds.
+        job: Number of the job.
+        why: How that start ended.
+    """
+
+    at: float
+    job: int
+    why: str
+
+
+@dataclass(frozen=True)
+class JobEnded:
+    """A job is over.
+
+    Attributes:
+        at: Unix time in seconds.
+        job: Number of the job.
+        completed: Whether it completed; else it has failed.
+        value: Its value in what JSON has, if it can be; else None.
+        text: Its value in a few words.
+        cause: Why it failed, one line; empty when it completed.
+        seconds: From its first start; None: it was never started.
+    """
+
+    at: float
+    job: int
+    completed: bool
+    value: Any
+    text: str
+    cause: str
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class JobKept:
+    """A job is not run, as an earlier run of the sweep has completed it.
+
+    Attributes:
+        at: Unix time in seconds.
+        job: Number of the job.
+        attempts: How often it was started, all in all.
+        nproc: Number of ranks.
+        devices: Ids of the devices that it had.
+        run_dir: Run directory, absolute.
+        run_id: Name of the start that completed.
+        config_hash: SHA-256 of its own config, hexadecimal.
+        began_at: First start, Unix time in seconds.
+        ended_at: Its end, likewise.
+        seconds: From the first start to the end.
+        value: As in JobEnded.
+        text: As in JobEnded.
+    """
+
+    at: float
+    job: int
+    attempts: int
+    nproc: int
+    devices: tuple[str, ...]
+    run_dir: str
+    run_id: str
+    config_hash: str
+    began_at: float | None
+    ended_at: float | None
+    seconds: float | None
+    value: Any
+    text: str
+
+
+@dataclass(frozen=True)
+class JobSkipped:
+    """A job is not run.
+
+    Attributes:
+        at: Unix time in seconds.
+        job: Number of the job.
+        why: Why not, one line.
+    """
+
+    at: float
+    job: int
+    why: str
+
+
+@dataclass(frozen=True)
+class SweepStopped:
+    """A signal has stopped the sweep.
+
+    Attributes:
+        at: Unix time in seconds.
+        signal: Its name.
+    """
+
+    at: float
+    signal: str
+
+
+JobEvent = JobStarted | JobPaused | JobEnded | JobKept | JobSkipped
+Event = SweepBegan | JobsAdded | JobEvent | SweepStopped
+EVENTS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event)}
+
+
+def json_value(value: Any) -> Any:
+    """Return a job's value in what JSON has: numbers, text, lists, and dicts with text as keys; None for all else.
+
+    NumPy's scalars become numbers. NaN and the infinities, which JSON lacks, become `NaN`, `Infinity`, `-Infinity`.
+    """
+    try:
+        return _json_value(value)
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def _json_value(value: Any) -> Any:
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if isinstance(value, float):
+        return (
+            float(value) if math.isfinite(value) else {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
+        )
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError("a key that is no text")
+        return {key: _json_value(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(part) for part in value]
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic):
+        return _json_value(value.item())
+    raise TypeError(type(value).__name__)
+
+
+def short_text(value: Any) -> str:
+    """Return a value in at most 60 characters."""
+    return shortened(_attempt(lambda: f"{value:.6g}" if isinstance(value, float) else repr(value)) or _type_name(value))
+
+
+def shortened(text: str, most: int = _LONGEST_TEXT) -> str:
+    """Return a text on one line, with an ellipsis where it is longer than `most` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def _attempt(make: Callable[[], str]) -> str | None:
+    try:
+        return make()
+    except (Exception, SystemExit):  # noqa: BLE001  (a user's __repr__ may raise anything)
+        return None
+
+
+def _type_name(value: Any) -> str:
+    return type(value).__name__
