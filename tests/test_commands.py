@@ -105,12 +105,8 @@ def test_comments_do_nothing(text: str) -> None:
 
 def test_the_sweep_of_the_failed_jobs() -> None:
     """It has the sweep's own options; what the sweeper would not propose again is given to Hydra's own, elsewhere."""
-    typed = [
-        "hydra.mode=MULTIRUN",
-        "hydra/launcher=ddp_subprocess",
-        "hydra.launcher.nproc_per_node=2",
-        "hydra.sweep.dir=x",
-    ]
+    ours = ["hydra/launcher=ddp_subprocess", "hydra.launcher.nproc_per_node=2"]
+    typed = ["hydra.mode=MULTIRUN", *ours, "hydra.sweep.dir=x"]
     assert overrides_again([*typed, "hydra.launcher.resume=unfinished"], "/sweeps/it's", resume=True) == [
         "hydra/launcher=ddp_subprocess",
         "hydra.launcher.nproc_per_node=2",

@@ -59,7 +59,6 @@ class Progress:
         shared = self._screen is not None and same_terminal(sys.stdout, sys.stderr)
         self._view = LogView(self._screen if self._screen is not None and shared else Terminal(sys.stdout))
         self._paint_at = 0.0
-        self._said_new = False
         jobs = tuple(tuple(one) for one in overrides.values())
         self._ledger.note(JobsAdded(time.time(), next(iter(overrides), 0), jobs, at_once))
 
@@ -92,10 +91,10 @@ class Progress:
 
     def decided(self, plan: PlannedJob, decision: Decision) -> None:
         """Say what becomes of a job that an earlier run of the sweep may have settled."""
+        assert self._sweep.earlier is not None
         if plan.known is None and not self._sweep.has_basic_sweeper:
-            if not self._said_new:
+            if self._sweep.earlier.first_new():
                 _log.info("Jobs that %s did not propose before are run as new ones", self._sweep.sweeper_name)
-            self._said_new = True
             return
         what = "is run" if decision.verdict is None else "is not run"
         _log.info("\t#%d : %s : %s: %s", plan.number, shown(override_line(plan.overrides)), what, shown(decision.why))

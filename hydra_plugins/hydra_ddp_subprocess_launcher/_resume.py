@@ -50,10 +50,16 @@ class Earlier:
         self._alike: dict[tuple[str, ...], list[JobRecord]] = {}
         for job in self._exact.values():
             self._alike.setdefault(job.overrides, []).append(job)
+        self._said_new = False
         self._directories = {job.run_dir: job.overrides for job in known if job.run_dir}
 
     def __len__(self) -> int:
         return len(self._exact)
+
+    def first_new(self) -> bool:
+        """Return whether this is called for the first time, for what is to be said once."""
+        first, self._said_new = not self._said_new, True
+        return first
 
     def find(self, number: int, overrides: Sequence[str]) -> JobRecord | None:
         """Return what is known about a job: about the one with its number, or another one with its overrides."""
