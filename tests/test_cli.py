@@ -17,7 +17,7 @@ from types import ModuleType
 import pytest
 from fake_nvml import FakeDevice, FakeNvml
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _cli, _info
+from hydra_plugins.hydra_ddp_subprocess_launcher import _cli, _commands, _info
 from hydra_plugins.hydra_ddp_subprocess_launcher._claim import Holder
 from hydra_plugins.hydra_ddp_subprocess_launcher._events import (
     Event,
@@ -41,7 +41,7 @@ def make_sweep(folder: Path, *more: Event) -> SweepPaths:
     Path(paths.claim).touch()
     journal = Journal(paths.journal)
     argv = ("python", "train.py", "-m", "wandb.api_key=hunter2", "x=0,1,2,3")
-    journal.append(SweepBegan(1.0, 1, "somewhere", argv, "/", "0.1.0", 15.0))
+    journal.append(SweepBegan(1.0, 1, "somewhere", _commands.masked(argv), "/", "0.1.0", 15.0))
     journal.append(JobsAdded(2.0, 0, tuple((f"x={number}",) for number in range(4)), 2))
     for number in range(3):
         journal.append(JobStarted(3.0 + number, number, 0, 2, ("0", "1"), str(folder / str(number))))
@@ -431,7 +431,7 @@ def test_a_report_hides_secrets(sweep: SweepPaths, monkeypatch: pytest.MonkeyPat
 )
 def test_masked(argv: list[str], shown: list[str]) -> None:
     """Values are hidden by their names; a harmless value that has such a word in it is not."""
-    assert list(_info.masked(argv)) == shown
+    assert list(_commands.masked(argv)) == shown
 
 
 def test_a_report_has_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:

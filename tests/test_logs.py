@@ -163,9 +163,9 @@ def test_a_log_that_grows_faster_than_it_is_shown(log: Path, raw: bool) -> None:
 
 
 def test_a_big_log(log: Path) -> None:
-    """Several MiB at once are shown whole."""
+    """Many lines at once are shown whole."""
     tee = LogTee(str(log), "> ")
-    lines = [f"line {number}" for number in range(300_000)]
+    lines = [f"line {number}" for number in range(80_000)]
     add(log, ("\n".join(lines) + "\n").encode())
     assert shown(tee) == "".join(f"> {line}\n" for line in lines)
 

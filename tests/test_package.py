@@ -23,7 +23,7 @@ COMMAND = ("_watching", "_following", "_stopping", "_status", "_timeline", "_tim
 LAYERS = (
     ("_choices", "_specs", "_errors", "_events"),
     ("_signals", "_machine", "_process", "_channel", "_port", "_pickling", "_logs", "_schedule", "_locks", "_nvml"),
-    ("_records", "_journal", "_claim", "_screen"),
+    ("_records", "_journal", "_claim", "_screen", "_streams"),
     ("_rules", "_environment", "_program", "_tasks", "_sources", "_devices", "_files", "_results_csv", "_ledger"),
     ("_commands", "_footprint"),
     ("config", "_settings", "_freeze", "_keeper", "_outcome", "_failures"),

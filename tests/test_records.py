@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -20,7 +22,6 @@ from hydra_plugins.hydra_ddp_subprocess_launcher._events import (
     SweepBegan,
     SweepStopped,
     json_value,
-    short_text,
 )
 from hydra_plugins.hydra_ddp_subprocess_launcher._files import SweepPaths
 from hydra_plugins.hydra_ddp_subprocess_launcher._journal import Journal, read_events, read_journal
@@ -179,44 +180,133 @@ def test_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.text.count("No space left on device") == 1
 
 
+class Odd:
+    """A value that cannot even be shown."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+class OddMapping(dict[str, int]):
+    """A value that raises where it is looked into."""
+
+    def items(self) -> NoReturn:
+        raise KeyError("missing")
+
+
+class OddFloat(float):
+    """A value that is no number when it is asked."""
+
+    def __float__(self) -> NoReturn:
+        raise SystemExit(3)
+
+
 @pytest.mark.parametrize(
-    ("value", "stored"),
+    ("value", "stored", "exact"),
     [
-        (None, None),
-        (True, True),
-        (3, 3),
-        (0.5, 0.5),
-        ("text", "text"),
-        (math.nan, "NaN"),
-        (math.inf, "Infinity"),
-        (-math.inf, "-Infinity"),
-        ((1, 2.5), [1, 2.5]),
-        ({"a": [1, {"b": math.nan}]}, {"a": [1, {"b": "NaN"}]}),
-        ({1: 2}, None),
-        (object(), None),
-        ([object()], None),
-        (b"bytes", None),
-        (1 + 2j, None),
+        (None, None, True),
+        (True, True, True),
+        (3, 3, True),
+        (0.5, 0.5, True),
+        ("text", "text", True),
+        ("NaN", "NaN", False),
+        (math.nan, "NaN", True),
+        (math.inf, "Infinity", True),
+        (-math.inf, "-Infinity", True),
+        ([1, 2.5], [1, 2.5], True),
+        ((1, 2.5), [1, 2.5], False),
+        ({"a": [1, {"b": math.nan}]}, {"a": [1, {"b": "NaN"}]}, True),
+        ({1: 2}, {"1": 2}, False),
+        (object, "<class 'object'>", False),
+        ({"loss": 0.5, "best": object}, {"loss": 0.5, "best": "<class 'object'>"}, False),
+        (b"bytes", "b'bytes'", False),
+        (1 + 2j, "(1+2j)", False),
+        pytest.param(10**5000, "int", False, id="a long number"),
+        ({"loss": 10**5000, "n": 1}, {"loss": "int", "n": 1}, False),
+        (Odd(), "Odd", False),
+        ([Odd(), 1], ["Odd", 1], False),
+        (OddMapping(a=1), "{'a': 1}", False),
+        ({"a": OddFloat(1)}, {"a": "1"}, False),
     ],
 )
-def test_values_in_json(value: Any, stored: Any) -> None:
-    """Numbers, text, lists and dicts keep their types; what JSON lacks has a word or is left out."""
-    assert json_value(value) == stored
-    assert type(json_value(value)) is type(stored)
-    json.loads(json.dumps(json_value(value)), parse_constant=pytest.fail)
+def test_values_in_json(value: Any, stored: Any, exact: bool) -> None:
+    """Numbers, text, lists and dicts keep their types, what JSON lacks is said in words, and nothing raises."""
+    assert json_value(value) == (stored, exact)
+    assert type(json_value(value)[0]) is type(stored)
+    json.loads(json.dumps(json_value(value)[0]), parse_constant=pytest.fail)
 
 
-def test_a_value_that_contains_itself() -> None:
-    """Such a value is no JSON, and no error."""
+def test_values_without_an_end() -> None:
+    """A value that contains itself, or is very deep, is cut off."""
     value: list[Any] = []
     value.append(value)
-    assert json_value(value) is None
-    assert short_text(value) == "[[...]]"
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    for one in (value, deep):
+        stored, exact = json_value(one)
+        assert not exact and len(json.dumps(stored)) < 200
 
 
 def test_scalars_of_numpy() -> None:
-    """NumPy's scalars are the numbers that they hold."""
+    """NumPy's scalars are the numbers that they hold, though not the same again."""
     numpy = pytest.importorskip("numpy")
-    assert json_value({"a": numpy.float32(0.5), "b": numpy.int64(3)}) == {"a": 0.5, "b": 3}
-    assert json_value(numpy.float64("nan")) == "NaN"
-    assert json_value(numpy.zeros(3)) is None
+    assert json_value({"a": numpy.float32(0.5), "b": numpy.int64(3)}) == ({"a": 0.5, "b": 3}, False)
+    assert json_value(numpy.float64("nan")) == ("NaN", False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        '"overrides": 5',
+        '"first": "a"',
+        '"first": true',
+        '"at": "x"',
+        '"at": 1e300',
+        '"overrides": [[1]]',
+        '"at_once": 1.5',
+    ],
+)
+def test_fields_of_a_wrong_type(tmp_path: Path, change: str) -> None:
+    """A line whose fields cannot be what they should is passed over, and counted."""
+    path = written(tmp_path, EVENTS)
+    key = change.partition(":")[0]
+    lines = path.read_text().splitlines()
+    lines[1] = re.sub(rf"{key}: (\[\[.*\]\]|[^,}}]*)", change, lines[1])
+    json.loads(lines[1])
+    path.write_text("\n".join(lines) + "\n" + "[" * 100_000 + "\n")
+    assert list(read_events(str(path))) == [EVENTS[0], *EVENTS[2:]]
+    assert read_journal(str(path)).unreadable == 2
+
+
+def test_a_directory_that_was_moved(tmp_path: Path) -> None:
+    """Run directories are found below the journal's sweep directory, wherever it has been moved; others stay."""
+    (tmp_path / "old" / ".ddp").mkdir(parents=True)
+    began = SweepBegan(1.0, 1, "here", (), "/", "0.1", None, str(tmp_path / "old"))
+    starts = [JobStarted(2.0, 0, 0, 1, (), str(tmp_path / "old" / "0")), JobStarted(3.0, 1, 0, 1, (), "/elsewhere/1")]
+    written(tmp_path / "old" / ".ddp", [began, JobsAdded(1.5, 0, ((), ()), 1), *starts])
+    (tmp_path / "old").rename(tmp_path / "new")
+    record = read_journal(str(tmp_path / "new" / ".ddp" / "journal.jsonl"))
+    assert [job.run_dir for job in record.jobs.values()] == [str(tmp_path / "new" / "0"), "/elsewhere/1"]
+
+
+def test_a_disk_that_was_full_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could not be written is written with the next event, from where it stopped."""
+    journal = Journal(str(tmp_path / "journal.jsonl"))
+    journal.append(EVENTS[0])
+    write = os.write
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:7]))
+        journal.append(EVENTS[1])
+        full.setattr(os, "write", lambda _descriptor, _data: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        journal.append(EVENTS[2])
+    journal.append(EVENTS[3])
+    assert list(read_events(str(tmp_path / "journal.jsonl"))) == EVENTS[:4]
+
+
+def test_a_journal_that_was_torn(tmp_path: Path) -> None:
+    """Another process begins a line of its own."""
+    path = written(tmp_path, EVENTS[:3])
+    path.write_bytes(path.read_bytes()[:-9])
+    Journal(str(path)).append(EVENTS[3])
+    assert list(read_events(str(path))) == [*EVENTS[:2], EVENTS[3]]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._events import JobEnded, JobsAdded, JobStarted
+from hydra_plugins.hydra_ddp_subprocess_launcher._events import JobEnded, JobsAdded, JobStarted, json_value
 from hydra_plugins.hydra_ddp_subprocess_launcher._files import SweepPaths
 from hydra_plugins.hydra_ddp_subprocess_launcher._ledger import Ledger
 from hydra_plugins.hydra_ddp_subprocess_launcher._records import JobRecord, JobState
@@ -99,8 +99,8 @@ def test_values_in_cells(value: Any, cells: dict[str, str]) -> None:
 
 def test_a_value_that_is_no_json() -> None:
     """Of a value that cannot be written there are a few words."""
-    (row,) = rows(job(0, value=None, text="<object>"))
-    assert row["value"] == "<object>"
+    (row,) = rows(job(0, value=json_value(object)[0]))
+    assert row["value"] == "<class 'object'>"
 
 
 def test_pandas_reads_the_right_types(tmp_path: Path) -> None:
@@ -121,6 +121,15 @@ def test_pandas_reads_the_right_types(tmp_path: Path) -> None:
     assert table["value.loss"][0] == 0.5 and math.isnan(table["value.loss"][1])
     assert table["duration_s"][0] == 1.25 and table["attempts"].tolist() == [1, 1, 1]
     assert table["cause"][2] == "rank 1: ValueError: a,b\nc"
+
+
+def test_carriage_returns(tmp_path: Path) -> None:
+    """A carriage return in a cell is a line feed there: alone it would end the row for many programs."""
+    path = tmp_path / "results.csv"
+    write_results(str(path), [job(0, "s='a\rb'", value="c\r\nd"), job(1, "s=e", value="f\r")])
+    pandas = pytest.importorskip("pandas")
+    table = pandas.read_csv(path)
+    assert table["s"].tolist() == ["a\nb", "e"] and table["value"].tolist() == ["c\nd", "f\n"]
 
 
 def test_text_that_is_no_text(tmp_path: Path) -> None:

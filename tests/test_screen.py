@@ -13,7 +13,8 @@ import pyte
 import pytest
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _screen
-from hydra_plugins.hydra_ddp_subprocess_launcher._screen import Screen, same_terminal, streams_above
+from hydra_plugins.hydra_ddp_subprocess_launcher._screen import Screen
+from hydra_plugins.hydra_ddp_subprocess_launcher._streams import same_terminal, streams_above
 
 BOARD = ["first row", "second row", "bar"]
 

@@ -51,7 +51,7 @@ def draw_board(record: SweepRecord, now: float, size: tuple[int, int], out: Text
     )
     with console.capture() as captured:
         console.print(board(record, now, size, last_line_of_rank_0, ascii_only=not _encodes(encoding)))
-    return [line.rstrip() for line in captured.get().splitlines()]
+    return [line.rstrip() for line in captured.get().split("\n")[:-1]]
 
 
 def _encodes(encoding: str) -> bool:

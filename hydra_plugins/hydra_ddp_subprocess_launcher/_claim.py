@@ -15,6 +15,8 @@ from pathlib import Path
 from . import _machine
 
 _log = logging.getLogger(__name__)
+# Linux gives no higher ones.
+_MOST_PIDS = 1 << 22
 # Seconds to go on trying: who only looks whether a claim is held has it for an instant.
 _TRY_S = 0.3
 # What file systems say that lack `flock`.
@@ -159,9 +161,12 @@ def _refusal(path: str, holder: Holder | None, *, by_file: bool) -> str:
 def read_holder(path: str) -> Holder | None:
     """Return who has a claim, or had it when it was killed; None: nobody, or it does not tell."""
     try:
-        return Holder(**json.loads(Path(path).read_bytes()))
-    except (OSError, ValueError, TypeError):
+        holder = Holder(**json.loads(Path(path).read_bytes()))
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
+    texts = (holder.host, holder.since, holder.start)
+    good = type(holder.pid) is int and 0 < holder.pid < _MOST_PIDS and all(isinstance(text, str) for text in texts)
+    return holder if good else None
 
 
 def live_holder(path: str) -> Holder | None:

@@ -17,7 +17,7 @@ from ._files import JobPaths, SweepPaths
 from ._following import chosen_ranks, follow_logs, print_logs
 from ._records import JobRecord
 from ._stopping import stop_sweep
-from ._watching import CommandError, Sight, Watch, chosen_sweep, default_sweep
+from ._watching import CommandError, Sight, Watch, chosen_sweep, default_sweep, folder_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments; None: those of the process.
     """
     arguments = _parser().parse_args(argv)
+    if sys.stdout is None:
+        return 0  # It was closed: nobody wants to know.
     if isinstance(sys.stdout, io.TextIOWrapper):
         # File names and what ranks print can be anything.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -138,15 +140,22 @@ def _command(arguments: argparse.Namespace) -> None:
 
 def _facts(job: JobRecord) -> dict[str, Any]:
     path = JobPaths(job.run_dir).facts
+    folder = folder_of(job)
+    if folder != os.path.dirname(path):
+        raise CommandError(
+            f"Job {job.number} cannot be run again by hand: a later job has the same run directory. What it has left "
+            f"is in {folder}."
+        )
     try:
         facts: dict[str, Any] = json.loads(Path(path).read_bytes())
+        facts["argv"], facts["cwd"], facts["environment"], facts["rank_environments"], facts["environment_removed"]
     except OSError as error:
         raise CommandError(
             f"{path} cannot be read: {error.strerror}. It has the command of job {job.number}'s ranks; without it, "
             "start the job again in a sweep of its own."
         ) from None
-    except ValueError:
-        raise CommandError(f"{path} is damaged: it is no JSON. Start the job again in a sweep of its own.") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise CommandError(f"{path} is damaged. Start the job again in a sweep of its own.") from None
     return facts
 
 

@@ -12,6 +12,9 @@ from typing import Any
 
 # Names of variables and of config keys whose values nobody is shown.
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
+# A key within a value, as in {api_key: …}.
+_SECRET_KEY_WITHIN = re.compile(rf"(?:{SECRET.pattern})[\w-]*[\"']?\s*:", re.IGNORECASE)
+_MASK = "***"
 # A variable whose value is kept secret stands as `$NAME` in a job's facts, and is taken from the shell.
 _FROM_SHELL = re.compile(r"\$\w+")
 
@@ -19,6 +22,24 @@ _FROM_SHELL = re.compile(r"\$\w+")
 def is_secret(name: str) -> bool:
     """Return whether the value of a variable or config key with this name is not to be shown."""
     return SECRET.search(name) is not None
+
+
+def has_secret(override: str) -> bool:
+    """Return whether the value of an override, or a part of it, is not to be shown."""
+    key, equals, value = override.partition("=")
+    return bool(equals) and (is_secret(key) or _SECRET_KEY_WITHIN.search(value) is not None)
+
+
+def masked(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return a command line without values whose name looks like that of a secret."""
+    shown = []
+    follows_secret = False
+    for part in argv:
+        key, equals, _ = part.partition("=")
+        shown.append(_MASK if follows_secret else f"{key}={_MASK}" if has_secret(part) else part)
+        # As in `--password hunter2`.
+        follows_secret = is_secret(key) and not equals and part.startswith("-")
+    return tuple(shown)
 
 
 def rank_line(facts: Mapping[str, Any], rank: int) -> str:

@@ -11,7 +11,7 @@ from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
 
 from . import _freeze, _program, _results
-from ._commands import is_secret, rank_line, shell_comment
+from ._commands import has_secret, is_secret, rank_line, shell_comment
 from ._describe import Place, describe_group, describe_job, start_error
 from ._entry import ProgramEntry
 from ._errors import LauncherError
@@ -184,12 +184,17 @@ class _Rehearsal:
         return _program.Recipe(
             config_name=config.hydra.job.config_name,
             hydra_overrides=(
-                *map(_without_secret, typed),
+                *(_without_secret(one) for one in typed if not _holds_secrets(one)),
                 f"hydra.sweep.dir={sweep_dir}",
                 "hydra.launcher.dry_run=false",
             ),
             task=plan.payload.task,
         )
+
+
+def _holds_secrets(override: str) -> bool:
+    """Return whether an override sets several variables, secrets among them: the shell has all of them anyway."""
+    return override.lstrip("+").startswith("hydra.job.env_set=") and has_secret(override)
 
 
 def _without_secret(override: str) -> str:

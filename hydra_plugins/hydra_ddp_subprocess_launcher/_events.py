@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
 _LONGEST_TEXT = 60
+# Python writes no longer numbers out, and nobody reads deeper values.
+_MOST_BITS = 4096
+_MOST_DEEP = 20
+# What JSON lacks, by Python's name, has the names that JavaScript has.
+_NO_NUMBERS_OF = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+NO_NUMBERS = frozenset(_NO_NUMBERS_OF.values())
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,7 @@ class SweepBegan:
         cwd: Directory in which it was started.
         launcher: Version of this package.
         grace_period_s: The option; None: not known.
+        sweep_dir: Sweep directory, absolute; it may have been moved since.
     """
 
     at: float
@@ -32,6 +38,7 @@ class SweepBegan:
     cwd: str
     launcher: str
     grace_period_s: float | None = None
+    sweep_dir: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,10 +106,11 @@ class JobEnded:
         at: Unix time in seconds.
         job: Number of the job.
         completed: Whether it completed; else it has failed.
-        value: Its value in what JSON has, if it can be; else None.
+        value: Its value, as `json_value` makes it.
         text: Its value in a few words.
         cause: Why it failed, one line; empty when it completed.
         seconds: From its first start; None: it was never started.
+        exact: Whether `value` is all of it.
     """
 
     at: float
@@ -112,6 +120,7 @@ class JobEnded:
     text: str
     cause: str
     seconds: float | None
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,6 +140,7 @@ class JobKept:
         ended_at: Its end, likewise.
         seconds: From the first start to the end.
         value: As in JobEnded.
+        exact: As in JobEnded.
         text: As in JobEnded.
     """
 
@@ -146,6 +156,7 @@ class JobKept:
     ended_at: float | None
     seconds: float | None
     value: Any
+    exact: bool
     text: str
 
 
@@ -182,53 +193,56 @@ Event = SweepBegan | JobsAdded | JobEvent | SweepStopped
 EVENTS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event)}
 
 
-def json_value(value: Any) -> Any:
-    """Return a job's value in what JSON has: numbers, text, lists, and dicts with text as keys; None for all else.
+def json_value(value: Any) -> tuple[Any, bool]:
+    """Return a job's value in what JSON has, and whether that is all of it: whether it can be made from that again.
 
-    NumPy's scalars become numbers. NaN and the infinities, which JSON lacks, become `NaN`, `Infinity`, `-Infinity`.
+    NaN and the infinities, which JSON lacks, become `NaN`, `Infinity`, `-Infinity`. NumPy's scalars become numbers,
+    keys text, tuples lists, and a part that JSON cannot hold a few words.
     """
     try:
-        return _json_value(value)
-    except (TypeError, ValueError, RecursionError):
-        return None
+        return _json_value(value, 0)
+    except (Exception, SystemExit):  # noqa: BLE001  (what is the user's may raise anything wherever it is touched)
+        return short_text(value), False
 
 
-def _json_value(value: Any) -> Any:
-    if value is None or type(value) in (bool, int, str):
-        return value
+def _json_value(value: Any, depth: int) -> tuple[Any, bool]:
+    if value is None or type(value) in (bool, str):
+        return value, value not in NO_NUMBERS
+    if type(value) is int and value.bit_length() < _MOST_BITS:
+        return value, True
     if isinstance(value, float):
-        return (
-            float(value) if math.isfinite(value) else {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
-        )
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value):
-            raise TypeError("a key that is no text")
-        return {key: _json_value(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_value(part) for part in value]
+        text = str(float(value))
+        return _NO_NUMBERS_OF.get(text, float(value)), type(value) is float
+    if isinstance(value, Mapping) and depth < _MOST_DEEP:
+        parts = {str(key): _part(part, depth) for key, part in value.items()}
+        exact = type(value) is dict and all(type(key) is str for key in value)
+        return {key: part for key, (part, _) in parts.items()}, exact and all(whole for _, whole in parts.values())
+    if isinstance(value, list | tuple) and depth < _MOST_DEEP:
+        listed = [_part(part, depth) for part in value]
+        return [part for part, _ in listed], type(value) is list and all(whole for _, whole in listed)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
-        return _json_value(value.item())
-    raise TypeError(type(value).__name__)
+        return _json_value(value.item(), depth)[0], False
+    return short_text(value), False
+
+
+def _part(value: Any, depth: int) -> tuple[Any, bool]:
+    # One part that raises does not hide the others.
+    try:
+        return _json_value(value, depth + 1)
+    except (Exception, SystemExit):  # noqa: BLE001  (as above)
+        return short_text(value), False
 
 
 def short_text(value: Any) -> str:
     """Return a value in at most 60 characters."""
-    return shortened(_attempt(lambda: f"{value:.6g}" if isinstance(value, float) else repr(value)) or _type_name(value))
+    try:
+        return shortened(f"{value:.6g}" if isinstance(value, float) else repr(value))
+    except (Exception, SystemExit):  # noqa: BLE001  (a user's __repr__ may raise anything)
+        return type(value).__name__
 
 
 def shortened(text: str, most: int = _LONGEST_TEXT) -> str:
     """Return a text on one line, with an ellipsis where it is longer than `most` characters."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 1] + "…"
-
-
-def _attempt(make: Callable[[], str]) -> str | None:
-    try:
-        return make()
-    except (Exception, SystemExit):  # noqa: BLE001  (a user's __repr__ may raise anything)
-        return None
-
-
-def _type_name(value: Any) -> str:
-    return type(value).__name__

@@ -141,6 +141,9 @@ def _replacing(path: str) -> Iterator[int]:
     """Give a descriptor of a private temporary file that takes the place of `path` when the block ends well."""
     # By hand, as `tempfile` would take ten milliseconds of every rank's start.
     temporary = f"{path}.{os.getpid()}"
+    # One that is there is of an earlier process with our number, which was killed.
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         try:

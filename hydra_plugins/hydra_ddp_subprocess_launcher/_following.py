@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from ._files import JobPaths
 from ._records import JobRecord, JobState
-from ._watching import CommandError, Watch, numbers
+from ._watching import CommandError, Watch, folder_of, numbers
 
 _LOOK_INTERVAL_MS = 100
 _PIECE_BYTES = 64 * 1024
@@ -118,9 +118,7 @@ def print_logs(job: JobRecord, rank: int | None, attempt: int | None, out: Binar
 
 def _paths(job: JobRecord, attempt: int | None) -> list[str]:
     paths = JobPaths(job.run_dir)
-    if attempt is None:
-        return [paths.log(rank) for rank in range(job.nproc)]
-    folder = paths.earlier(attempt)
+    folder = folder_of(job) if attempt is None else paths.earlier(attempt)
     return [os.path.join(folder, os.path.basename(paths.log(rank))) for rank in range(job.nproc)]
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -31,9 +30,6 @@ _LITTLE_SHARED_MEMORY = 10**9
 _CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv", "/singularity.d", "/.singularity.d")
 _CONTAINER_VARIABLES = ("container", "SINGULARITY_NAME", "APPTAINER_NAME", "KUBERNETES_SERVICE_HOST")
 _MOST_CAUSES = 3
-# A key within a value, as in {api_key: …}.
-_SECRET_KEY_WITHIN = re.compile(rf"(?:{_commands.SECRET.pattern})[\w-]*[\"']?\s*:", re.IGNORECASE)
-_MASK = "***"
 
 
 @dataclass(frozen=True)
@@ -184,26 +180,12 @@ def _sweep_info(sight: Sight) -> SweepInfo:
     counts = {state.value: len(record.in_state(state)) for state in JobState}
     causes = [f"job {job.number}: {job.cause}" for job in record.in_state(JobState.FAILED)]
     return SweepInfo(
-        argv=() if record.began is None else masked(record.began.argv),
+        argv=() if record.began is None else record.began.argv,
         launcher="" if record.began is None else record.began.launcher,
         standing=in_words(sight),
         jobs={state: count for state, count in counts.items() if count},
         first_causes=tuple(causes[:_MOST_CAUSES]),
     )
-
-
-def masked(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return a command line without values whose name looks like that of a secret."""
-    shown = []
-    follows_secret = False
-    for part in argv:
-        key, equals, value = part.partition("=")
-        secret = _commands.is_secret(key)
-        hidden = secret or _SECRET_KEY_WITHIN.search(value) is not None
-        shown.append(_MASK if follows_secret else f"{key}={_MASK}" if equals and hidden else part)
-        # As in `--password hunter2`.
-        follows_secret = secret and not equals and part.startswith("-")
-    return tuple(shown)
 
 
 def as_json(info: Info) -> str:

@@ -241,11 +241,11 @@ class Batch:
         self._progress.begin_round()
         for job in list(self._hub.running.values()):
             over = job.over
-            all_shown = self._progress.show(job.tees, last=over)
+            self._progress.show(job.tees, last=over)
             self._compare_configs(job)
             if not over:
                 job.insist(time.monotonic())
-            if over and (all_shown or self._stopped_by is not None):
+            if over:
                 self._end(job)
 
     def _compare_configs(self, job: RunningJob) -> None:

@@ -34,6 +34,7 @@ class Ledger:
         self.record = SweepRecord() if record is None else record
         self.failures = 0
         self._results_are_old = False
+        self._said = False
         self._write_after = 0.0
 
     def note(self, event: Event) -> None:
@@ -59,7 +60,9 @@ class Ledger:
         try:
             write_results(self._results, sorted(over, key=lambda job: job.number))
         except OSError as error:
-            _log.warning("%s cannot be written: %s", self._results, error.strerror or error)
-            self._results = None
+            if not self._said:
+                _log.warning("%s cannot be written: %s", self._results, error.strerror or error)
+            # Perhaps at the next job's end.
+            self._said = True
         ended = time.monotonic()
         self._write_after = ended + (ended - began) / _SHARE_OF_TIME

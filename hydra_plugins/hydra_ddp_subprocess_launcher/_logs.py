@@ -7,6 +7,7 @@ import os
 import re
 import select
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import BinaryIO, Protocol, TextIO
 
@@ -14,11 +15,12 @@ from typing import BinaryIO, Protocol, TextIO
 LOOK_INTERVAL_S = 0.1
 # Of all logs together, at one look: more than anybody can read, and little work.
 _ROUND_BYTES = 512 * 1024
+_DRAIN_INTERVAL_S = 0.005
 _LEAST_SHARE = 4 * 1024
-# Pieces of the log of a rank that has ended to show before all else is looked at.
-_LAST_PIECES = 16
 # From here on what is shown would only get older and older.
-_MOST_BEHIND = 8 * 1024 * 1024
+_MOST_BEHIND = 1024 * 1024
+# Characters of a line that is shown as one; what is longer is broken.
+_LONGEST_LINE = 8 * 1024
 _TAIL_BYTES = 16 * 1024
 _READ_BYTES = 64 * 1024
 # Characters: a pipe that takes anything takes 4096 bytes, and a character has at most four.
@@ -26,6 +28,8 @@ _PIECE = 1024
 # Escape sequences, whole or not, and other control characters than a tab: what a terminal would obey.
 _CONTROLS = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]?|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
+    # Ends of lines and paragraphs, and changes of direction, of Unicode.
+    r"|[\u2028\u2029\u202a-\u202e\u2066-\u2069]"
 )
 _COLORS = re.compile(r"\x1b\[[0-9;:]*m")
 
@@ -111,6 +115,9 @@ class LogTee:
         *lines, rest = (self._rest + text).split("\n")
         # Of a line that is redrawn for hours only the last state is kept.
         self._rest = last_state(rest)
+        if len(self._rest) > _LONGEST_LINE:
+            lines.append(self._rest)
+            self._rest = ""
         return "".join(f"{self._prefix}{_still(last_state(line))}\n" for line in lines)
 
 
@@ -144,36 +151,41 @@ class Terminal:
 
     def __init__(self, out: TextIO | None) -> None:
         self._out = out
-        self._waiting = ""
+        self._waiting: deque[str] = deque()
 
     def show(self, text: str) -> None:
         """Queue text and write what the terminal takes now."""
-        self._waiting += text
+        self._waiting.extend(text[place : place + _PIECE] for place in range(0, len(text), _PIECE))
         self.drain()
 
     def drain(self) -> bool:
         """Write what the terminal takes now, and return whether nothing waits."""
         try:
             while self._waiting and self._out is not None and self._is_writable():
-                piece, self._waiting = self._waiting[:_PIECE], self._waiting[_PIECE:]
-                self._out.write(self._encodable(piece))
+                self._out.write(self._encodable(self._waiting.popleft()))
                 self._out.flush()
         except (OSError, ValueError):
             # It was closed, or its reader is gone. The logs have everything.
             self._out = None
         if self._out is None:
-            self._waiting = ""
+            self._waiting.clear()
         return not self._waiting
 
-    def finish(self) -> None:
-        """Write all that waits, however long that takes."""
-        try:
-            if self._out is not None:
-                self._out.write(self._encodable(self._waiting))
-                self._out.flush()
-        except (OSError, ValueError):
-            self._out = None
-        self._waiting = ""
+    def finish(self, within_s: float) -> None:
+        """Write what waits, and give up what the terminal does not take for so long.
+
+        Args:
+            within_s: Seconds without any progress.
+        """
+        give_up_at = time.monotonic() + within_s
+        while self._waiting and time.monotonic() < give_up_at:
+            count = len(self._waiting)
+            self.drain()
+            if len(self._waiting) < count:
+                give_up_at = time.monotonic() + within_s
+            else:
+                time.sleep(_DRAIN_INTERVAL_S)
+        self._waiting.clear()
 
     def _is_writable(self) -> bool:
         assert self._out is not None
@@ -200,52 +212,62 @@ class LogView:
 
     def __init__(self, terminal: Showing) -> None:
         self._terminal = terminal
-        self._waits = False
         self._due = False
         self._next_at = 0.0
         self._tees = 0
         self._share = _READ_BYTES
+        # Of ranks that have ended, what the terminal did not take yet.
+        self._left: list[LogTee] = []
 
     def begin_round(self) -> None:
         """Begin to look at all logs once."""
-        self._waits = False
         now = time.monotonic()
         self._due = now >= self._next_at
         if self._due:
             self._next_at = now + LOOK_INTERVAL_S
             self._share = max(_LEAST_SHARE, _ROUND_BYTES // max(1, self._tees))
             self._tees = 0
+        self._left = [tee for tee in self._left if not self._show_last(tee)]
 
-    def show(self, tees: Sequence[LogTee], *, last: bool) -> bool:
-        """Show what is new; return whether that was all.
+    def show(self, tees: Sequence[LogTee], *, last: bool) -> None:
+        """Show what is new.
 
         Args:
             tees: One a log.
-            last: Nothing more will come.
+            last: Nothing more will come. What the terminal does not take now is shown later.
         """
-        if not self._due and not last:
-            return False
-        self._tees += len(tees)
-        all_shown = self._show_pieces(tees, last=last)
-        # Who still writes is looked at again anyway.
-        self._waits |= last and not all_shown
-        return all_shown
-
-    def _show_pieces(self, tees: Sequence[LogTee], *, last: bool) -> bool:
+        self._tees += len(tees) if self._due else 0
         for tee in tees:
-            for _ in range(_LAST_PIECES if last else 1):
-                if not self._terminal.drain():
-                    return False
-                text = tee.read(self._share, last=last)
-                if not text:
-                    break
-                self._terminal.show(text)
+            if last:
+                self._left += [] if self._show_last(tee) else [tee]
+            elif self._due and self._terminal.drain():
+                self._terminal.show(tee.read(self._share))
+
+    def _show_last(self, tee: LogTee) -> bool:
+        """Show the rest of a log; return whether that was possible."""
+        while self._terminal.drain():
+            text = tee.read(last=True)
+            if not text:
+                return True
+            self._terminal.show(text)
+        return False
+
+    def finish(self, within_s: float) -> None:
+        """Show what is left of all logs.
+
+        Args:
+            within_s: Seconds for which the terminal may take nothing.
+        """
+        give_up_at = time.monotonic() + within_s
+        while self._left and time.monotonic() < give_up_at:
+            before = self._left
+            self._left = [tee for tee in self._left if not self._show_last(tee)]
+            if self._left == before:
+                time.sleep(_DRAIN_INTERVAL_S)
             else:
-                return False
-        return self._terminal.drain()
+                give_up_at = time.monotonic() + within_s
+        self._left.clear()
 
     def due_s(self, otherwise: float) -> float:
         """Return in how many seconds to look again; `otherwise` if nothing is left from this round."""
-        if not self._waits:
-            return otherwise
-        return 0.0 if self._terminal.drain() else min(otherwise, LOOK_INTERVAL_S)
+        return min(otherwise, LOOK_INTERVAL_S) if self._left or not self._terminal.drain() else otherwise

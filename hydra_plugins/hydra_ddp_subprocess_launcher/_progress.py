@@ -28,12 +28,12 @@ from ._events import (
 from ._files import JobPaths
 from ._logs import LogTee, LogView, Terminal
 from ._plan import Attempt, PlannedJob
-from ._records import JobState
-from ._report import duration, override_line, results_table, shown
+from ._report import duration, override_line, shown
 from ._results import Verdict
 from ._resume import Decision
-from ._screen import Screen, same_terminal, streams_above
-from ._setup import Sweep
+from ._screen import PATIENCE_S, Screen
+from ._setup import Sweep, show_all
+from ._streams import may_be, streams_above
 
 _log = logging.getLogger(__name__)
 # Seconds between two boards.
@@ -55,8 +55,9 @@ class Progress:
         self._overrides = overrides
         self._at_once = at_once
         self._style = _style(sweep.settings.progress)
-        self._screen = Screen(sys.stderr) if self._style is ShowProgress.rich else None
-        shared = self._screen is not None and same_terminal(sys.stdout, sys.stderr)
+        self._out = sys.stderr
+        self._screen = Screen(self._out) if self._style is ShowProgress.rich else None
+        shared = self._screen is not None and may_be(sys.stdout, self._out)
         self._view = LogView(self._screen if self._screen is not None and shared else Terminal(sys.stdout))
         self._paint_at = 0.0
         jobs = tuple(tuple(one) for one in overrides.values())
@@ -67,10 +68,12 @@ class Progress:
         """Show the board, if there is one, while the block runs."""
         if self._screen is None:
             yield
+            self._view.finish(PATIENCE_S)
             return
         try:
-            with streams_above(self._screen, sys.stderr):
+            with streams_above(self._screen, self._out):
                 yield
+                self._view.finish(PATIENCE_S)
         finally:
             self._screen.close()
 
@@ -117,7 +120,8 @@ class Progress:
             return
         value = verdict.value if verdict.completed else None
         text = short_text(value) if verdict.completed else ""
-        event = JobEnded(time.time(), number, verdict.completed, json_value(value), text, verdict.cause, seconds)
+        stored, exact = json_value(value)
+        event = JobEnded(time.time(), number, verdict.completed, stored, text, verdict.cause, seconds, exact)
         self._ledger.note(event)
         for line in verdict.warnings:
             _log.warning("#%d : %s", number, shown(line))
@@ -143,16 +147,11 @@ class Progress:
         self._ledger.note(SweepStopped(time.time(), name))
 
     def finish(self) -> None:
-        """Show the table of the jobs that are over, and how to run those again that failed."""
+        """Show the table of the jobs that are over, unless more batches follow."""
         self._ledger.settle(last=True)
-        record = self._ledger.record
-        told = (JobState.COMPLETED, JobState.FAILED, JobState.NEVER_STARTED)
-        jobs = [record.jobs[number] for number in self._overrides if record.jobs[number].state in told]
-        if not jobs:
-            return
-        again = self._sweep.again([job.overrides for job in jobs if job.state is JobState.FAILED])
-        lines = ["", "Run only what failed again:", *again] if again else []
-        _log.info("\n%s", shown("\n".join([results_table(jobs), *lines])))
+        sweep = self._sweep
+        if sweep.has_one_batch:
+            show_all(self._ledger, tuple(self._overrides), sweep.entry, sweep.config, sweep.paths.sweep_dir)
 
     # The ranks' output
 
@@ -180,14 +179,14 @@ class Progress:
         self._view.begin_round()
         self._paint()
 
-    def show(self, tees: Sequence[LogTee], *, last: bool) -> bool:
-        """Show what is new in the ranks' output; return whether that was all.
+    def show(self, tees: Sequence[LogTee], *, last: bool) -> None:
+        """Show what is new in the ranks' output.
 
         Args:
             tees: One a log.
             last: Nothing more will come.
         """
-        return self._view.show(tees, last=last)
+        self._view.show(tees, last=last)
 
     def due_s(self, otherwise: float) -> float:
         """Return in how many seconds to look again; `otherwise` if there is no reason here."""
@@ -205,7 +204,7 @@ class Progress:
         if self._screen is None or time.monotonic() < self._paint_at:
             return
         self._paint_at = time.monotonic() + _PAINT_INTERVAL_S
-        self._screen.paint(draw_board(self._ledger.record, time.time(), self._screen.size, sys.stderr))
+        self._screen.paint(draw_board(self._ledger.record, time.time(), self._screen.size, self._out))
 
 
 def _style(chosen: ShowProgress) -> ShowProgress:

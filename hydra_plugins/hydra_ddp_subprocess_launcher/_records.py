@@ -57,6 +57,7 @@ class JobRecord:
         ended_at: Its end, likewise.
         seconds: From the first start to the end; None: it is not over, or was never started.
         value: Its value, as in JobEnded.
+        exact: Whether that is all of it.
         text: Its value in a few words.
         cause: Why it failed, or is not run; of one that is paused, why its last start failed.
     """
@@ -74,6 +75,7 @@ class JobRecord:
     ended_at: float | None = None
     seconds: float | None = None
     value: Any = None
+    exact: bool = False
     text: str = ""
     cause: str = ""
 
@@ -150,6 +152,7 @@ def _after(job: JobRecord, event: JobEvent) -> JobRecord:
         ended_at=event.at,
         seconds=event.seconds,
         value=event.value,
+        exact=event.exact,
         text=event.text,
         cause=event.cause,
     )

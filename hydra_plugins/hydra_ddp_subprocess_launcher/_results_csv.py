@@ -6,6 +6,7 @@ import csv
 import functools
 import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,7 +34,8 @@ def write_results(path: str, jobs: Sequence[JobRecord]) -> None:
     """
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows(results_table(jobs))
+    # A carriage return alone would be the end of a row for pandas, but not for the writer, which does not quote it.
+    writer.writerows([re.sub("\r\n?", "\n", cell) for cell in row] for row in results_table(jobs))
     # What is no text, such as bytes of a file name, would make it unreadable for others.
     write_text(path, text.getvalue().encode("utf-8", "backslashreplace").decode())
 
@@ -45,7 +47,7 @@ def results_table(jobs: Sequence[JobRecord]) -> list[list[str]]:
     it is a dict, list or tuple), duration_s, devices, attempts, run_dir, cause. A key of the user's that has such a
     name is called `override.<key>`.
     """
-    rows = [(job, _override_cells(job.overrides), _value_cells(job.value, job.text)) for job in jobs]
+    rows = [(job, _override_cells(job.overrides), dict(_parts("value", job.value))) for job in jobs]
     # Dicts, as sets that keep their order.
     keys = list(dict.fromkeys(key for _, cells, _ in rows for key in cells))
     parts = list(dict.fromkeys(part for _, _, cells in rows for part in cells)) or ["value"]
@@ -84,13 +86,6 @@ def _override_value(override: Override) -> str:
         return _DELETED
     value = override.value()
     return _text(value) if not isinstance(value, list | dict) else override.get_value_string()
-
-
-def _value_cells(value: Any, text: str) -> dict[str, str]:
-    if value is None:
-        # One that JSON lacks, in words; and none at all.
-        return {"value": text if text not in ("", "None") else ""}
-    return dict(_parts("value", value))
 
 
 def _parts(name: str, value: Any) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ import yaml
 
 from . import _pickling, _results
 from ._choices import Resume
-from ._events import shortened
+from ._events import NO_NUMBERS, shortened
 from ._files import JobPaths, read_outcome
 from ._records import JobRecord, JobState, SweepRecord
 from ._results import Verdict
@@ -113,14 +113,12 @@ def _stored(job: JobRecord) -> Verdict | None:
         # A pickle can fail with anything; then the journal may do.
         with contextlib.suppress(Exception, SystemExit):
             return Verdict(completed=True, value=_pickling.loads(outcome.value), kept=job)
-    if job.value is None and job.text != "None":
-        return None
-    return Verdict(completed=True, value=_from_json(job.value), kept=job)
+    return Verdict(completed=True, value=_from_json(job.value), kept=job) if job.exact else None
 
 
 def _from_json(value: Any) -> Any:
     """Return what `json_value` was made from, as far as JSON can tell."""
-    if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
+    if isinstance(value, str) and value in NO_NUMBERS:
         return float(value)
     if isinstance(value, Mapping):
         return {key: _from_json(part) for key, part in value.items()}

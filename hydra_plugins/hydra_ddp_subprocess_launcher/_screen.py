@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import logging
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.cells import cell_len
 from rich.text import Text
 
-from ._logs import Terminal, last_state
+from ._logs import Terminal
 
 # Lines that can be drawn again after a resize: hardly a screen is higher.
 _KEPT_LINES = 300
+_KEPT_COLUMNS = 2000
+# Seconds for which a terminal may take nothing before it is given up at the end.
+PATIENCE_S = 2.0
 # Columns and lines of what is no terminal, though it was taken for one (progress=rich).
 _SIZE = (80, 24)
 
@@ -59,7 +59,7 @@ class Screen:
         """
         with self._lock:
             start = self._to_board_start()
-            self._above.extend(text.splitlines())
+            self._above.extend(line[:_KEPT_COLUMNS] for line in text.splitlines())
             self._draw(f"{start}\x1b[J{text}" if start else text)
 
     def paint(self, board: Sequence[str]) -> None:
@@ -86,14 +86,25 @@ class Screen:
         with self._lock:
             self._drawn = ()
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Have the board away while the block writes whole lines to the terminal on its own."""
+        with self._lock:
+            self._take_away()
+            yield
+            self._draw("")
+
     def close(self) -> None:
         """Take the board away, and wait until all is written."""
         with self._lock:
             self._board = ()
-            if self._drawn:
-                self._terminal.show(f"{self._to_board_start()}\x1b[J")
-            self._drawn = ()
-            self._terminal.finish()
+            self._take_away()
+
+    def _take_away(self) -> None:
+        if self._drawn:
+            self._terminal.show(f"{self._to_board_start()}\x1b[J")
+        self._drawn = ()
+        self._terminal.finish(PATIENCE_S)
 
     def _to_board_start(self) -> str:
         """Return what brings the cursor to where the board began."""
@@ -121,7 +132,8 @@ class Screen:
     def _draw(self, before: str) -> None:
         self._drawn = self._board if _in_foreground(self._out) else ()
         self._drawn_on = self.size
-        rows = "".join(f"{line}\x1b[K\n" for line in self._drawn)
+        # Without breaks of lines: terminals differ from us in how wide they take some characters to be.
+        rows = "".join(f"\x1b[?7l{line}\x1b[?7h\x1b[K\n" for line in self._drawn)
         # What is left of a longer board goes, too.
         self._terminal.show(f"{before}{rows}\x1b[J" if rows or before.startswith("\r") else before)
 
@@ -136,88 +148,3 @@ def _in_foreground(out: TextIO) -> bool:
         return os.tcgetpgrp(out.fileno()) == os.getpgrp()
     except (OSError, ValueError):
         return True  # A terminal of another session, or none.
-
-
-def same_terminal(one: TextIO | None, other: TextIO | None) -> bool:
-    """Return whether two streams are the same terminal."""
-    try:
-        assert one is not None and other is not None
-        return one.isatty() and other.isatty() and os.path.samestat(os.fstat(one.fileno()), os.fstat(other.fileno()))
-    except (AssertionError, AttributeError, OSError, ValueError):
-        return False
-
-
-class _Above(io.TextIOBase):
-    """Stand in for a stream that is the board's terminal: what is written scrolls by above the board."""
-
-    def __init__(self, stream: TextIO, screen: Screen) -> None:
-        self._stream = stream
-        self._screen = screen
-        # What each thread has written of a line: `print` writes its end separately.
-        self._begun: dict[int, str] = {}
-
-    def write(self, text: str) -> int:
-        thread = threading.get_ident()
-        *lines, rest = (self._begun.pop(thread, "") + text).split("\n")
-        if rest:
-            self._begun[thread] = rest
-        if lines:
-            self._screen.show("".join(f"{last_state(line)}\n" for line in lines))
-        return len(text)
-
-    def writable(self) -> bool:
-        return True
-
-    def isatty(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def finish(self) -> None:
-        """Show last lines that were not ended."""
-        for line in self._begun.values():
-            self._screen.show(f"{last_state(line)}\n")
-        self._begun.clear()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-@contextlib.contextmanager
-def streams_above(screen: Screen, out: TextIO) -> Iterator[None]:
-    """Let standard output, standard error and Hydra's logging scroll by above the board, where they are its terminal.
-
-    Args:
-        screen: The board's.
-        out: The board's terminal.
-    """
-    stand_ins = {
-        name: _Above(stream, screen)
-        for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr))
-        if stream is out or same_terminal(stream, out)
-    }
-    replaced = {id(getattr(sys, name)): stand_in for name, stand_in in stand_ins.items()}
-    earlier = {name: getattr(sys, name) for name in stand_ins}
-    handlers = [(handler, handler.stream) for handler in _stream_handlers() if id(handler.stream) in replaced]
-    try:
-        for name, stand_in in stand_ins.items():
-            setattr(sys, name, stand_in)
-        for handler, stream in handlers:
-            handler.setStream(replaced[id(stream)])
-        yield
-    finally:
-        for stand_in in stand_ins.values():
-            stand_in.finish()
-        for handler, stream in handlers:
-            handler.setStream(stream)
-        for name, stream in earlier.items():
-            # Unless the program has put another one there meanwhile.
-            if getattr(sys, name) is stand_ins[name]:
-                setattr(sys, name, stream)
-
-
-def _stream_handlers() -> list[logging.StreamHandler[Any]]:
-    loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
-    handlers = [handler for logger in loggers for handler in getattr(logger, "handlers", ())]
-    return [handler for handler in dict.fromkeys(handlers) if isinstance(handler, logging.StreamHandler)]

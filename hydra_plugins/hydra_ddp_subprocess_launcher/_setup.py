@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from . import __version__, _commands, _environment, _machine, _pickling
 from ._claim import Claim
 from ._devices import DeviceGate, find_devices, name_devices
 from ._entry import FunctionEntry, ProgramEntry, find_entry
-from ._errors import StartError
+from ._errors import OptionError, StartError
 from ._events import SweepBegan
 from ._files import SweepPaths, move_aside
 from ._footprint import Footprint
@@ -27,7 +28,8 @@ from ._journal import read_journal
 from ._ledger import Ledger
 from ._locks import DeviceLocks
 from ._nvml import Nvml
-from ._records import SweepRecord
+from ._records import JobRecord, JobState, SweepRecord
+from ._report import results_table, shown
 from ._resume import Earlier
 from ._schedule import Pool
 from ._settings import LaunchSettings, read_settings
@@ -85,6 +87,11 @@ class Sweep:
         return str(JobRuntime.instance().get("name"))
 
     @property
+    def has_one_batch(self) -> bool:
+        """Whether all jobs are handed over at once."""
+        return self.has_basic_sweeper and self.config.hydra.sweeper.max_batch_size is None
+
+    @property
     def sweeper_name(self) -> str:
         """Name of the sweeper's class."""
         return str(self.config.hydra.sweeper._target_).rpartition(".")[2]
@@ -92,25 +99,62 @@ class Sweep:
     @property
     def has_basic_sweeper(self) -> bool:
         """Whether the sweeper is Hydra's own, which knows all jobs beforehand."""
-        return bool(self.config.hydra.sweeper._target_ == _BASIC_SWEEPER)
+        return _is_basic(self.config)
 
-    def again(self, failed: Sequence[Sequence[str]]) -> list[str]:
-        """Return the commands that run just the jobs that have failed once more; none without a program.
 
-        Args:
-            failed: Their override strings.
-        """
-        if isinstance(self.entry, FunctionEntry) or not failed:
-            return []
-        command = [*self.entry.program.command, *self.entry.flags, *self.entry.config_name, "-m"]
-        typed = OmegaConf.to_container(self.config.hydra.overrides)
-        assert isinstance(typed, dict)
-        resume = self.has_basic_sweeper
-        command += _commands.overrides_again(typed["hydra"], self.paths.sweep_dir, resume=resume)
-        # Other sweepers may propose other jobs.
-        jobs = [typed["task"]] if resume else failed[:_MOST_AGAIN]
-        more = [f"(and {len(failed) - len(jobs)} more)"] if not resume and len(failed) > len(jobs) else []
-        return [*(_commands.shell_words([*command, *overrides]) for overrides in jobs), *more]
+def again(
+    entry: ProgramEntry | FunctionEntry, config: DictConfig, sweep_dir: str, jobs: Sequence[JobRecord]
+) -> list[str]:
+    """Return the commands that run just the jobs that have failed once more; none without a program.
+
+    Args:
+        entry: What ranks run.
+        config: The sweep's own config.
+        sweep_dir: Sweep directory.
+        jobs: Jobs that are over.
+    """
+    failed = [job.overrides for job in jobs if job.state is JobState.FAILED]
+    if isinstance(entry, FunctionEntry) or not failed:
+        return []
+    command = [*entry.program.command, *entry.flags, *entry.config_name, "-m"]
+    typed = OmegaConf.to_container(config.hydra.overrides)
+    assert isinstance(typed, dict)
+    # Other sweepers may propose other jobs.
+    resume = _is_basic(config)
+    command += _commands.overrides_again(typed["hydra"], sweep_dir, resume=resume)
+    shown = [typed["task"]] if resume else failed[:_MOST_AGAIN]
+    more = [f"(and {len(failed) - len(shown)} more)"] if not resume and len(failed) > len(shown) else []
+    lines = [_commands.shell_words([*command, *overrides]) for overrides in shown]
+    return ["", "Run only what failed again:", *lines, *more]
+
+
+def _is_basic(config: DictConfig) -> bool:
+    return bool(config.hydra.sweeper._target_ == _BASIC_SWEEPER)
+
+
+def show_all(
+    ledger: Ledger,
+    numbers: Sequence[int] | None,
+    entry: ProgramEntry | FunctionEntry,
+    config: DictConfig,
+    sweep_dir: str,
+) -> None:
+    """Show the table of the jobs that are over, and how to run those again that failed.
+
+    Args:
+        ledger: What has happened.
+        numbers: Of which jobs; None: of all.
+        entry: What ranks run.
+        config: The sweep's own config.
+        sweep_dir: Sweep directory.
+    """
+    ledger.settle(last=True)
+    told = (JobState.COMPLETED, JobState.FAILED, JobState.NEVER_STARTED)
+    jobs = [job for number, job in ledger.record.jobs.items() if numbers is None or number in numbers]
+    jobs = [job for job in jobs if job.state in told]
+    if jobs:
+        lines = [results_table(jobs), *again(entry, config, sweep_dir, jobs)]
+        _log.info("\n%s", shown("\n".join(lines)))
 
 
 def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: DictConfig) -> Sweep:
@@ -143,10 +187,16 @@ def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: Di
     record = _read_earlier(paths) if settings.resume is not None else None
     earlier = Earlier(record, settings.resume) if record is not None and settings.resume is not None else None
     ledger = Ledger(paths if footprint is None else None, record)
-    ledger.note(_beginning(settings))
+    ledger.note(_beginning(settings, paths.sweep_dir))
+    storage = OmegaConf.select(config, "hydra.sweeper.storage", default=None)
+    if footprint is not None and storage is not None:
+        raise OptionError(
+            f"A dry run would leave what the sweeper writes into hydra.sweeper.storage={storage}, such as trials that "
+            "never end. Set hydra.sweeper.storage=null for the dry run."
+        )
     spool = ComposeSpool(context.config_loader, footprint.restore if footprint is not None else lambda: None)
     spool.record()
-    return Sweep(
+    sweep = Sweep(
         context,
         task_function,
         config,
@@ -162,6 +212,10 @@ def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: Di
         earlier,
         footprint,
     )
+    if not sweep.has_one_batch and footprint is None:
+        # Nobody tells which batch is the last. Then the sweep is forgotten, or the process ends.
+        weakref.finalize(sweep, show_all, ledger, None, entry, config, paths.sweep_dir)
+    return sweep
 
 
 def _read_earlier(paths: SweepPaths) -> SweepRecord | None:
@@ -198,7 +252,7 @@ def _take_directory(paths: SweepPaths, *, keep: bool) -> Claim:
     return claim
 
 
-def _beginning(settings: LaunchSettings) -> SweepBegan:
+def _beginning(settings: LaunchSettings, sweep_dir: str) -> SweepBegan:
     try:
         cwd = os.getcwd()
     except OSError:
@@ -207,10 +261,11 @@ def _beginning(settings: LaunchSettings) -> SweepBegan:
         time.time(),
         os.getpid(),
         _machine.host(),
-        tuple(sys.orig_argv),
+        _commands.masked(sys.orig_argv),
         cwd,
         __version__,
         settings.limits.grace_period_s,
+        sweep_dir,
     )
 
 

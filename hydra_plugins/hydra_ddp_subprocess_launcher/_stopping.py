@@ -81,6 +81,8 @@ def _send(holder: Holder) -> None:
         return  # It has just ended, which is what was wanted.
     try:
         os.kill(holder.pid, signal.SIGTERM)
+        # One that was stopped (Ctrl-Z) could not take it.
+        os.kill(holder.pid, signal.SIGCONT)
     except ProcessLookupError:
         return
     except PermissionError:

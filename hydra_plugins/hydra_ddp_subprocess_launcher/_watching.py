@@ -5,15 +5,17 @@ Without Hydra, which would take longer to import than all the rest of a command.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from pathlib import Path
 
 from ._claim import Holder, live_holder, read_holder
 from ._events import Event
-from ._files import SweepPaths
+from ._files import JobPaths, SweepPaths
 from ._journal import read_events
 from ._records import JobRecord, JobState, SweepRecord
 
@@ -91,6 +93,30 @@ class Sight:
             why = "has not been started yet; `hydra-ddp status` shows what runs." if waits else "was never started."
             raise CommandError(f"Job {number} {why} {job.cause}".rstrip())
         return job
+
+
+def folder_of(job: JobRecord) -> str:
+    """Return the folder with the files of a job: a later job with the same run directory has moved them aside."""
+    paths = JobPaths(job.run_dir)
+    folders = [paths.folder, *map(paths.earlier, sorted(_earlier(paths), reverse=True))]
+    return next((folder for folder in folders if _holds(folder, job.number)), paths.folder)
+
+
+def _earlier(paths: JobPaths) -> list[int]:
+    try:
+        names = os.listdir(paths.folder)
+    except OSError:
+        return []
+    ends = [name.removeprefix("earlier_") for name in names if name.startswith("earlier_")]
+    return [int(end) for end in ends if end.isdecimal()]
+
+
+def _holds(folder: str, number: int) -> bool:
+    try:
+        facts = json.loads(Path(folder, os.path.basename(JobPaths("").facts)).read_bytes())
+        return bool(facts["job"] == number)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 class Watch:

@@ -59,7 +59,7 @@ class DDPSubprocessLauncherConf:
     # several jobs run at a time, [0] means the last line of rank 0 in its job's row.
     tee_ranks: Any = field(default_factory=lambda: [0])
     # What is shown of the jobs while they run. rich: a board on stderr. plain: a line when a job starts and one when it
-    # ends. none: failures alone. auto: rich if stderr is a terminal, else plain.
+    # ends. none: of jobs that complete, nothing. auto: rich if stderr is a terminal, else plain.
     progress: ShowProgress = ShowProgress.auto
     # Compare the resolved configs of a job's ranks: null (do not), warn, error.
     check_config: OnConfigDifference | None = None

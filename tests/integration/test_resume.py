@@ -280,6 +280,16 @@ def test_a_directory_with_an_earlier_sweep(runner: Runner) -> None:
     assert (folder / "earlier_1").exists()
 
 
+def test_secrets_are_not_in_the_journal(runner: Runner) -> None:
+    """What is typed for a variable or key that is named like a secret is in no file of ours that others can read."""
+    secrets = ("+hydra.job.env_set.MY_TOKEN=hunter2", "+hydra.job.env_set={API_KEY: hunter3}")
+    for secret in secrets:
+        assert sweep(runner, "x=1", secret).returncode == 0
+        for file in (runner.cwd / "sweep").rglob(".ddp/*"):
+            if file.is_file() and file.stat().st_mode & 0o077:
+                assert b"hunter" not in file.read_bytes(), file
+
+
 def test_nothing_to_resume(runner: Runner) -> None:
     """`resume` in a new directory runs everything, and says that all is new, so that it can always be given."""
     first = resume(runner, "x=1,2")
