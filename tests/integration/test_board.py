@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import sys
 import termios
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -324,3 +326,151 @@ def test_terminals_that_cannot_move_their_cursor(runner: Runner, terminal: str) 
         assert person.end() == 0
     assert b"\x1b[" not in person.raw
     assert any(line.endswith("#0 : x=1") for line in person.all_lines)
+
+
+# --- programs that change their streams
+
+
+WRAPPED = """
+import logging, sys, threading, time
+sys.path.insert(0, {apps!r})
+import hydra, talk
+
+class Copy:
+    def __init__(self, stream):
+        self.stream = stream
+        self.file = open("copy.txt", "a", buffering=1)
+    def write(self, text):
+        self.file.write(text)
+        return self.stream.write(text)
+    def flush(self):
+        self.stream.flush()
+
+class Delegating(Copy):
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+@hydra.main(version_base=None, config_path=None, config_name="talk")
+def main(cfg):
+    return talk.main.__wrapped__(cfg)
+
+def patched(text, write=sys.stdout.write):
+    with open("copy.txt", "a") as file:
+        file.write(text)
+    return write(text)
+
+if __name__ == "__main__":
+    import os
+    if "RANK" not in os.environ:
+        if "{kind}" == "patched":
+            sys.stdout.write = patched
+        else:
+            sys.stdout = {kind}(sys.stdout)
+        def chat():
+            for n in range(60):
+                print("said", n)
+                time.sleep(0.02)
+        threading.Thread(target=chat, daemon=True).start()
+    main()
+"""
+
+
+@pytest.mark.parametrize("kind", ["Copy", "Delegating", "patched"])
+def test_a_program_that_copies_its_output(runner: Runner, kind: str) -> None:
+    """Who puts something of his own before the terminal gets every line, and so does the terminal, beside one board."""
+    app = runner.cwd / "app.py"
+    app.write_text(WRAPPED.format(apps=str(TALK.parent), kind=kind))
+    argv = arguments("x=1,2", "until=go")
+    with at_terminal(runner, [app, *argv[1:]], columns=100) as person:
+        person.wait_to_see("said 59", HEADER)
+        assert sum(HEADER in line for line in person.all_lines) == 1
+        go(runner)
+        assert person.end() == 0
+    copied = (runner.cwd / "copy.txt").read_text().splitlines()
+    for number in range(60):
+        assert person.all_lines.count(f"said {number}") == 1
+        assert copied.count(f"said {number}") == 1
+    for number in range(2):
+        assert sum(f"#{number} : x={number + 1} until=go : completed" in line for line in copied) == 1
+    assert not any(HEADER in line for line in [*copied, *person.all_lines])
+
+
+HANDLERS = """
+import logging, sys
+sys.path.insert(0, {apps!r})
+import hydra, talk
+from omegaconf import OmegaConf
+
+def resolve(x):
+    if not logging.getLogger("late").handlers:
+        logging.getLogger("late").addHandler(logging.StreamHandler())
+    logging.getLogger("late").warning("late %s", x)
+    return x
+
+OmegaConf.register_new_resolver("late", resolve, use_cache=True)
+
+@hydra.main(version_base=None, config_path=None, config_name="talk")
+def main(cfg):
+    return talk.main.__wrapped__(cfg)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_batches_and_handlers_made_meanwhile(runner: Runner) -> None:
+    """Over many batches one board at a time is drawn, whoever holds a stream from before; one table shows all jobs."""
+    app = runner.cwd / "app.py"
+    app.write_text(HANDLERS.format(apps=str(TALK.parent)))
+    argv = arguments("x=1,2,3,4", "+y=${late:${x}}", "hydra.sweeper.max_batch_size=2", "every_s=0.2")
+    with at_terminal(runner, [app, *argv[1:]], columns=100, env={"PYTHONWARNINGS": "ignore"}) as person:
+        assert person.end() == 0
+    lines = person.all_lines
+    assert not any(HEADER in line for line in lines)
+    for number in range(1, 5):
+        assert f"late {number}" in lines
+    assert sum("4 jobs: 4 completed, 0 failed" in line for line in lines) == 1
+    assert sum(line.startswith("job  overrides") for line in lines) == 1
+
+
+def test_a_very_long_line(runner: Runner) -> None:
+    """A rank that prints without ever ending its line costs little, and its job ends with it."""
+    say = "'" + "x" * 200_000 + "'"
+    app = runner.cwd / "app.py"
+    app.write_text(
+        "import sys\nimport hydra\n"
+        "@hydra.main(version_base=None, config_path=None)\n"
+        "def main(cfg):\n"
+        f"    for _ in range(100):\n        sys.stdout.write({say})\n        sys.stdout.flush()\n\n"
+        "if __name__ == '__main__':\n    main()\n"
+    )
+    with at_terminal(runner, [app, *arguments("+x=1", at_once=1, nproc=1)[1:]], columns=100) as person:
+        pid = person.child.pid
+        seconds = 0.0
+        while person.child.isalive():
+            person.look()
+            with contextlib.suppress(OSError, IndexError):
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            time.sleep(0.02)
+        assert person.end() == 0
+    assert seconds < 10
+    assert (runner.cwd / "sweep/0/.ddp/rank_0.log").stat().st_size == 20_000_000
+    assert any("MB left out" in line for line in person.all_lines)
+
+
+def test_a_terminal_that_nobody_reads(runner: Runner) -> None:
+    """While the terminal takes nothing (Ctrl-S, a hung connection) jobs start and end as always, and SIGTERM works."""
+    with watching(runner, "x=range(6)", "lines=300", "hydra.launcher.tee_ranks=all") as person:
+        # Nobody looks from here on: the terminal is full soon.
+        runner.wait_until((runner.cwd / "sweep/5/.ddp/outcome_0.pkl").exists, timeout_s=60)
+        assert person.end() == 0
+    with watching(runner, "x=range(6)", "lines=3000", "until=never", "hydra.launcher.tee_ranks=all") as person:
+        runner.wait_until((runner.cwd / "sweep/1/.ddp/rank_0.log").exists, timeout_s=60)
+        person.child.kill(signal.SIGTERM)
+        time.sleep(1.5)
+        person.child.kill(signal.SIGTERM)
+        time.sleep(1.5)
+        person.child.kill(signal.SIGTERM)
+        runner.wait_until(lambda: state_of(person.child.pid)[0] in ("", "Z"), timeout_s=30, what="the end")
+    runner.assert_nothing_left()
