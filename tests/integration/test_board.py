@@ -422,7 +422,7 @@ def test_batches_and_handlers_made_meanwhile(runner: Runner) -> None:
     """Over many batches one board at a time is drawn, whoever holds a stream from before; one table shows all jobs."""
     app = runner.cwd / "app.py"
     app.write_text(HANDLERS.format(apps=str(TALK.parent)))
-    argv = arguments("x=1,2,3,4", "+y=${late:${x}}", "hydra.sweeper.max_batch_size=2", "every_s=0.2")
+    argv = arguments("x=1,2,3,4", "+y='${late:${x}}'", "hydra.sweeper.max_batch_size=2", "every_s=0.2")
     with at_terminal(runner, [app, *argv[1:]], columns=100, env={"PYTHONWARNINGS": "ignore"}) as person:
         assert person.end() == 0
     lines = person.all_lines
