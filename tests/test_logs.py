@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._logs import LogTee, Terminal, last_lines
+from hydra_plugins.hydra_ddp_subprocess_launcher._logs import LogTee, last_lines
+from hydra_plugins.hydra_ddp_subprocess_launcher._terminal import Terminal
 
 
 @pytest.fixture

@@ -5,19 +5,16 @@ from __future__ import annotations
 import codecs
 import os
 import re
-import select
-import stat
 import time
-import weakref
-from collections import deque
 from collections.abc import Sequence
-from typing import BinaryIO, Protocol, TextIO
+from typing import BinaryIO
+
+from ._terminal import DRAIN_INTERVAL_S, Showing
 
 # Seconds between two looks at logs that are shown.
 LOOK_INTERVAL_S = 0.1
 # Of all logs together, at one look: more than anybody can read, and little work.
 _ROUND_BYTES = 512 * 1024
-_DRAIN_INTERVAL_S = 0.005
 _LEAST_SHARE = 4 * 1024
 # From here on what is shown would only get older and older.
 _MOST_BEHIND = 1024 * 1024
@@ -25,8 +22,6 @@ _MOST_BEHIND = 1024 * 1024
 _LONGEST_LINE = 8 * 1024
 _TAIL_BYTES = 16 * 1024
 _READ_BYTES = 64 * 1024
-# Characters: a pipe that takes anything takes 4096 bytes, and a character has at most four.
-_PIECE = 1024
 # Escape sequences, whole or not, and other control characters than a tab: what a terminal would obey.
 _CONTROLS = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]?|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
@@ -134,115 +129,6 @@ def _still(line: str) -> str:
     return f"{still}\x1b[0m" if "\x1b" in still else still
 
 
-class Showing(Protocol):
-    """A place for text that does not wait for its reader."""
-
-    def show(self, text: str) -> None:
-        """Queue text."""
-
-    def drain(self) -> bool:
-        """Write what can be written now, and return whether nothing waits."""
-
-
-class Terminal:
-    """Write to the terminal without waiting for it: a reader that is slow, or gone, must not hold up the launcher.
-
-    Args:
-        out: Standard output; None: it is closed.
-    """
-
-    def __init__(self, out: TextIO | None) -> None:
-        self._out = out
-        self._waiting: deque[str] = deque()
-        # What a write has left of the first one.
-        self._rest = b""
-        self._descriptor = _opened_again(out)
-        if self._descriptor is not None:
-            weakref.finalize(self, os.close, self._descriptor)
-
-    def show(self, text: str) -> None:
-        """Queue text and write what the terminal takes now."""
-        self._waiting.extend(text[place : place + _PIECE] for place in range(0, len(text), _PIECE))
-        self.drain()
-
-    def drain(self) -> bool:
-        """Write what the terminal takes now, and return whether nothing waits."""
-        try:
-            while (self._rest or self._waiting) and self._out is not None and self._write_some(self._out):
-                pass
-        except (OSError, ValueError):
-            # It was closed, or its reader is gone. The logs have everything.
-            self._out = None
-        if self._out is None:
-            self._waiting.clear()
-            self._rest = b""
-        return not self._waiting and not self._rest
-
-    def _write_some(self, out: TextIO) -> bool:
-        """Write a piece; return whether the terminal has taken all of it."""
-        if self._descriptor is None:
-            if not self._is_writable():
-                return False
-            out.write(self._encodable(self._waiting.popleft()))
-            out.flush()
-            return True
-        if not self._rest:
-            # What the program has begun to print comes before.
-            out.flush()
-            self._rest = self._encodable(self._waiting.popleft()).encode(out.encoding)
-        try:
-            self._rest = self._rest[os.write(self._descriptor, self._rest) :]
-        except BlockingIOError:
-            return False
-        return not self._rest
-
-    def finish(self, within_s: float) -> None:
-        """Write what waits, and give up what the terminal does not take for so long.
-
-        Args:
-            within_s: Seconds without any progress.
-        """
-        give_up_at = time.monotonic() + within_s
-        before = (0, 0)
-        while not self.drain() and time.monotonic() < give_up_at:
-            now = (len(self._waiting), len(self._rest))
-            if now != before:
-                give_up_at = time.monotonic() + within_s
-            before = now
-            time.sleep(_DRAIN_INTERVAL_S)
-        self._waiting.clear()
-        self._rest = b""
-
-    def _is_writable(self) -> bool:
-        assert self._out is not None
-        try:
-            descriptor = self._out.fileno()
-        except (OSError, ValueError, AttributeError):
-            return True  # Not a file of the system's, such as pytest's or a notebook's.
-        watch = select.poll()
-        watch.register(descriptor, select.POLLOUT)
-        return bool(watch.poll(0))
-
-    def _encodable(self, text: str) -> str:
-        """Return the text with a question mark for what the terminal's encoding lacks."""
-        encoding = getattr(self._out, "encoding", None) or "utf-8"
-        return text.encode(encoding, "replace").decode(encoding)
-
-
-def _opened_again(out: TextIO | None) -> int | None:
-    """Open a terminal or pipe once more, so that writes to it alone do not block; None: that is not possible."""
-    try:
-        assert out is not None
-        descriptor = out.fileno()
-        mode = os.fstat(descriptor).st_mode
-        # A file would be written from its start.
-        if not (stat.S_ISFIFO(mode) or os.isatty(descriptor)):
-            return None
-        return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except (AssertionError, AttributeError, OSError, ValueError):
-        return None
-
-
 class LogView:
     """Show what arrives in the logs of many ranks, as much at a time as a person could read.
 
@@ -303,7 +189,7 @@ class LogView:
             before = self._left
             self._left = [tee for tee in self._left if not self._show_last(tee)]
             if self._left == before:
-                time.sleep(_DRAIN_INTERVAL_S)
+                time.sleep(DRAIN_INTERVAL_S)
             else:
                 give_up_at = time.monotonic() + within_s
         self._left.clear()

@@ -26,14 +26,15 @@ from ._events import (
     short_text,
 )
 from ._files import JobPaths
-from ._logs import LogTee, LogView, Terminal
+from ._logs import LogTee, LogView
 from ._plan import Attempt, PlannedJob
 from ._report import duration, override_line, shown
 from ._results import Verdict
 from ._resume import Decision
 from ._screen import PATIENCE_S, Screen
-from ._setup import Sweep, show_all
+from ._setup import Sweep
 from ._streams import may_be, streams_above
+from ._terminal import Terminal
 
 _log = logging.getLogger(__name__)
 # Seconds between two boards.
@@ -151,7 +152,7 @@ class Progress:
         self._ledger.settle(last=True)
         sweep = self._sweep
         if sweep.has_one_batch:
-            show_all(self._ledger, tuple(self._overrides), sweep.entry, sweep.config, sweep.paths.sweep_dir)
+            sweep.summary.show(self._ledger, self._overrides)
 
     # The ranks' output
 

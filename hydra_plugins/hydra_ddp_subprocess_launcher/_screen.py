@@ -12,7 +12,7 @@ from typing import TextIO
 from rich.cells import cell_len
 from rich.text import Text
 
-from ._logs import Terminal
+from ._terminal import Terminal
 
 # Lines that can be drawn again after a resize: hardly a screen is higher.
 _KEPT_LINES = 300

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,15 +28,14 @@ from ._journal import read_journal
 from ._ledger import Ledger
 from ._locks import DeviceLocks
 from ._nvml import Nvml
-from ._records import JobRecord, JobState, SweepRecord
-from ._report import results_table, shown
+from ._records import SweepRecord
 from ._resume import Earlier
 from ._schedule import Pool
 from ._settings import LaunchSettings, read_settings
 from ._sources import SourceWatch
+from ._summary import Summary
 
 _log = logging.getLogger(__name__)
-_MOST_AGAIN = 10
 _BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
@@ -57,6 +56,7 @@ class Sweep:
         paths: Where the sweep is.
         claim: On that directory, held as long as the sweep is.
         ledger: What has happened.
+        summary: What is shown of it at the end.
         earlier: What earlier runs have left to do; None: nothing is resumed.
         footprint: What a dry run has to put back; None: this is none.
     """
@@ -73,6 +73,7 @@ class Sweep:
     paths: SweepPaths
     claim: Claim | None
     ledger: Ledger
+    summary: Summary
     earlier: Earlier | None
     footprint: Footprint | None
 
@@ -100,61 +101,6 @@ class Sweep:
     def has_basic_sweeper(self) -> bool:
         """Whether the sweeper is Hydra's own, which knows all jobs beforehand."""
         return _is_basic(self.config)
-
-
-def again(
-    entry: ProgramEntry | FunctionEntry, config: DictConfig, sweep_dir: str, jobs: Sequence[JobRecord]
-) -> list[str]:
-    """Return the commands that run just the jobs that have failed once more; none without a program.
-
-    Args:
-        entry: What ranks run.
-        config: The sweep's own config.
-        sweep_dir: Sweep directory.
-        jobs: Jobs that are over.
-    """
-    failed = [job.overrides for job in jobs if job.state is JobState.FAILED]
-    if isinstance(entry, FunctionEntry) or not failed:
-        return []
-    command = [*entry.program.command, *entry.flags, *entry.config_name, "-m"]
-    typed = OmegaConf.to_container(config.hydra.overrides)
-    assert isinstance(typed, dict)
-    # Other sweepers may propose other jobs.
-    resume = _is_basic(config)
-    command += _commands.overrides_again(typed["hydra"], sweep_dir, resume=resume)
-    shown = [typed["task"]] if resume else failed[:_MOST_AGAIN]
-    more = [f"(and {len(failed) - len(shown)} more)"] if not resume and len(failed) > len(shown) else []
-    lines = [_commands.shell_words([*command, *overrides]) for overrides in shown]
-    return ["", "Run only what failed again:", *lines, *more]
-
-
-def _is_basic(config: DictConfig) -> bool:
-    return bool(config.hydra.sweeper._target_ == _BASIC_SWEEPER)
-
-
-def show_all(
-    ledger: Ledger,
-    numbers: Sequence[int] | None,
-    entry: ProgramEntry | FunctionEntry,
-    config: DictConfig,
-    sweep_dir: str,
-) -> None:
-    """Show the table of the jobs that are over, and how to run those again that failed.
-
-    Args:
-        ledger: What has happened.
-        numbers: Of which jobs; None: of all.
-        entry: What ranks run.
-        config: The sweep's own config.
-        sweep_dir: Sweep directory.
-    """
-    ledger.settle(last=True)
-    told = (JobState.COMPLETED, JobState.FAILED, JobState.NEVER_STARTED)
-    jobs = [job for number, job in ledger.record.jobs.items() if numbers is None or number in numbers]
-    jobs = [job for job in jobs if job.state in told]
-    if jobs:
-        lines = [results_table(jobs), *again(entry, config, sweep_dir, jobs)]
-        _log.info("\n%s", shown("\n".join(lines)))
 
 
 def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: DictConfig) -> Sweep:
@@ -196,6 +142,7 @@ def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: Di
         )
     spool = ComposeSpool(context.config_loader, footprint.restore if footprint is not None else lambda: None)
     spool.record()
+    summary = _summary(entry, config, paths.sweep_dir)
     sweep = Sweep(
         context,
         task_function,
@@ -209,13 +156,27 @@ def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: Di
         paths,
         claim,
         ledger,
+        summary,
         earlier,
         footprint,
     )
     if not sweep.has_one_batch and footprint is None:
         # Nobody tells which batch is the last. Then the sweep is forgotten, or the process ends.
-        weakref.finalize(sweep, show_all, ledger, None, entry, config, paths.sweep_dir)
+        weakref.finalize(sweep, summary.show, ledger)
     return sweep
+
+
+def _summary(entry: ProgramEntry | FunctionEntry, config: DictConfig, sweep_dir: str) -> Summary:
+    command: tuple[str, ...] = ()
+    if isinstance(entry, ProgramEntry):
+        command = (*entry.program.command, *entry.flags, *entry.config_name, "-m")
+    hydra, task = (OmegaConf.to_container(one) for one in (config.hydra.overrides.hydra, config.hydra.overrides.task))
+    assert isinstance(hydra, list) and isinstance(task, list)
+    return Summary(command, tuple(hydra), tuple(task), sweep_dir, _is_basic(config))
+
+
+def _is_basic(config: DictConfig) -> bool:
+    return bool(config.hydra.sweeper._target_ == _BASIC_SWEEPER)
 
 
 def _read_earlier(paths: SweepPaths) -> SweepRecord | None:

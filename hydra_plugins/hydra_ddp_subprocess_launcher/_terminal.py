@@ -1,0 +1,125 @@
+"""Text on its way to a terminal, a pipe or a file, for which nobody waits."""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import time
+import weakref
+from collections import deque
+from typing import Protocol, TextIO
+
+# Seconds between two tries while waiting for a terminal at the end.
+DRAIN_INTERVAL_S = 0.005
+# Characters: a pipe that takes anything takes 4096 bytes, and a character has at most four.
+_PIECE = 1024
+
+
+class Showing(Protocol):
+    """A place for text that does not wait for its reader."""
+
+    def show(self, text: str) -> None:
+        """Queue text."""
+
+    def drain(self) -> bool:
+        """Write what can be written now, and return whether nothing waits."""
+
+
+class Terminal:
+    """Write to the terminal without waiting for it: a reader that is slow, or gone, must not hold up the launcher.
+
+    Args:
+        out: Standard output; None: it is closed.
+    """
+
+    def __init__(self, out: TextIO | None) -> None:
+        self._out = out
+        self._waiting: deque[str] = deque()
+        # What a write has left of the first one.
+        self._rest = b""
+        self._descriptor = _opened_again(out)
+        if self._descriptor is not None:
+            weakref.finalize(self, os.close, self._descriptor)
+
+    def show(self, text: str) -> None:
+        """Queue text and write what the terminal takes now."""
+        self._waiting.extend(text[place : place + _PIECE] for place in range(0, len(text), _PIECE))
+        self.drain()
+
+    def drain(self) -> bool:
+        """Write what the terminal takes now, and return whether nothing waits."""
+        try:
+            while (self._rest or self._waiting) and self._out is not None and self._write_some(self._out):
+                pass
+        except (OSError, ValueError):
+            # It was closed, or its reader is gone. The logs have everything.
+            self._out = None
+        if self._out is None:
+            self._waiting.clear()
+            self._rest = b""
+        return not self._waiting and not self._rest
+
+    def _write_some(self, out: TextIO) -> bool:
+        """Write a piece; return whether the terminal has taken all of it."""
+        if self._descriptor is None:
+            if not self._is_writable():
+                return False
+            out.write(self._encodable(self._waiting.popleft()))
+            out.flush()
+            return True
+        if not self._rest:
+            # What the program has begun to print comes before.
+            out.flush()
+            self._rest = self._encodable(self._waiting.popleft()).encode(out.encoding)
+        try:
+            self._rest = self._rest[os.write(self._descriptor, self._rest) :]
+        except BlockingIOError:
+            return False
+        return not self._rest
+
+    def finish(self, within_s: float) -> None:
+        """Write what waits, and give up what the terminal does not take for so long.
+
+        Args:
+            within_s: Seconds without any progress.
+        """
+        give_up_at = time.monotonic() + within_s
+        before = (0, 0)
+        while not self.drain() and time.monotonic() < give_up_at:
+            now = (len(self._waiting), len(self._rest))
+            if now != before:
+                give_up_at = time.monotonic() + within_s
+            before = now
+            time.sleep(DRAIN_INTERVAL_S)
+        self._waiting.clear()
+        self._rest = b""
+
+    def _is_writable(self) -> bool:
+        assert self._out is not None
+        try:
+            descriptor = self._out.fileno()
+        except (OSError, ValueError, AttributeError):
+            return True  # Not a file of the system's, such as pytest's or a notebook's.
+        watch = select.poll()
+        watch.register(descriptor, select.POLLOUT)
+        return bool(watch.poll(0))
+
+    def _encodable(self, text: str) -> str:
+        """Return the text with a question mark for what the terminal's encoding lacks."""
+        encoding = getattr(self._out, "encoding", None) or "utf-8"
+        return text.encode(encoding, "replace").decode(encoding)
+
+
+def _opened_again(out: TextIO | None) -> int | None:
+    """Open a terminal or pipe once more, so that writes to it alone do not block; None: that is not possible."""
+    try:
+        assert out is not None
+        descriptor = out.fileno()
+        mode = os.fstat(descriptor).st_mode
+        # A file would be written from its start.
+        if not (stat.S_ISFIFO(mode) or os.isatty(descriptor)):
+            return None
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except (AssertionError, AttributeError, OSError, ValueError):
+        return None
