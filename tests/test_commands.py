@@ -107,13 +107,13 @@ def test_the_sweep_of_the_failed_jobs() -> None:
     """It has the sweep's own options; what the sweeper would not propose again is given to Hydra's own, elsewhere."""
     ours = ["hydra/launcher=ddp_subprocess", "hydra.launcher.nproc_per_node=2"]
     typed = ["hydra.mode=MULTIRUN", *ours, "hydra.sweep.dir=x"]
-    assert overrides_again([*typed, "hydra.launcher.resume=unfinished"], "/sweeps/it's", resume=True) == [
+    assert overrides_again([*typed, "hydra.launcher.resume=unfinished"], "/sweeps/it's", resume="failed") == [
         "hydra/launcher=ddp_subprocess",
         "hydra.launcher.nproc_per_node=2",
         "hydra.sweep.dir='/sweeps/it\\'s'",
         "hydra.launcher.resume=failed",
     ]
-    assert overrides_again([*typed, "+hydra/sweeper=optuna", "hydra.sweeper.n_trials=3"], "/one", resume=False) == [
+    assert overrides_again([*typed, "+hydra/sweeper=optuna", "hydra.sweeper.n_trials=3"], "/one", resume=None) == [
         "hydra/launcher=ddp_subprocess",
         "hydra.launcher.nproc_per_node=2",
         "hydra/sweeper=basic",

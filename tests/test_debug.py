@@ -173,7 +173,7 @@ def test_which_logs_are_shown(
 ) -> None:
     """A log that is shown alone has no prefix, unless rank 0 is on the terminal beside it: it shows itself."""
     settings = SimpleNamespace(debug=debug, tee_ranks=tee_ranks, progress=ShowProgress.plain)
-    sweep: Any = SimpleNamespace(settings=settings, ledger=SimpleNamespace(note=lambda event: None))
+    sweep: Any = SimpleNamespace(settings=settings, ledger=SimpleNamespace(note=lambda event: None), task="")
     plan: Any = SimpleNamespace(number=3, nproc=2)
     tees = Progress(sweep, {3: []}, 1).tees(plan, JobPaths(str(tmp_path)))
     assert [tee._prefix for tee in tees] == prefixes

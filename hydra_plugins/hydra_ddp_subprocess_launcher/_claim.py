@@ -19,6 +19,8 @@ _log = logging.getLogger(__name__)
 _MOST_PIDS = 1 << 22
 # Seconds to go on trying: who only looks whether a claim is held has it for an instant.
 _TRY_S = 0.3
+# Seconds for the ranks of a launching process that was killed to end.
+_END_S = 10.0
 # What file systems say that lack `flock`.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -59,10 +61,14 @@ class Holder:
 class Claim:
     """A sweep directory that is this process's.
 
-    It is let go of when the object is, and when the process ends. A later sweep of the same process takes it over.
+    It is let go of when the object is, or when the process has ended and everybody who was handed the descriptor. A
+    later sweep of the same process takes it over.
 
     Args:
         path: The claim's file; its folder is there.
+
+    Attributes:
+        descriptor: The open file that is locked.
 
     Raises:
         StartError: when another process has it, naming that.
@@ -76,10 +82,13 @@ class Claim:
         earlier = _HELD.get(os.path.realpath(path))
         if earlier is not None:
             earlier.release()
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
             locked = _lock(descriptor, shared=False, patience_s=_TRY_S)
             holder = read_holder(path)
+            if locked is False and holder is not None and not holder.may_run:
+                # It was killed, and its keepers are ending its ranks.
+                locked = _lock(descriptor, shared=False, patience_s=_END_S)
             # Without locks the file itself is the claim, and a stale one is known by its holder alone.
             if locked is False or (locked is None and holder is not None and holder.may_run and not _is_own(holder)):
                 raise StartError(_refusal(path, holder, by_file=locked is None))
@@ -94,6 +103,7 @@ class Claim:
         except BaseException:
             os.close(descriptor)
             raise
+        self.descriptor = descriptor
         self._release = weakref.finalize(self, _let_go, descriptor, os.getpid())
         _HELD[os.path.realpath(path)] = self
 

@@ -112,20 +112,20 @@ def evaluated(command: str, sweep_dir: str, *arguments: object) -> str:
     return f'eval "$({words})"'
 
 
-def overrides_again(overrides: Sequence[str], sweep_dir: str, *, resume: bool) -> list[str]:
+def overrides_again(overrides: Sequence[str], sweep_dir: str, *, resume: str | None) -> list[str]:
     """Return Hydra's own overrides of a sweep for another run of some of its jobs.
 
     Args:
         overrides: Those of the sweep (`hydra.overrides.hydra`).
         sweep_dir: Its directory.
-        resume: Whether the sweeper will propose the same jobs, of which those that failed are run; else the jobs are
-            given to Hydra's own sweeper, and run in a directory of their own.
+        resume: How, if the sweeper will propose the same jobs; None: the jobs are given to Hydra's own sweeper, and run
+            in a directory of their own.
     """
     from ._program import hydra_quoted  # Which imports Hydra, as `hydra-ddp` need not.
 
     sampling = () if resume else ("hydra/sweeper=", "hydra.sweeper.")
-    dropped = ("hydra.mode=", "hydra.sweep.dir=", "hydra.launcher.resume=", *sampling)
+    dropped = ("hydra.mode=", "hydra.sweep.dir=", "hydra.launcher.resume=", "hydra.launcher.max_failures=", *sampling)
     kept = [one for one in overrides if not one.lstrip("+").startswith(dropped)]
     if resume:
-        return [*kept, f"hydra.sweep.dir={hydra_quoted(sweep_dir)}", "hydra.launcher.resume=failed"]
+        return [*kept, f"hydra.sweep.dir={hydra_quoted(sweep_dir)}", f"hydra.launcher.resume={resume}"]
     return [*kept, "hydra/sweeper=basic", f"hydra.sweep.dir={hydra_quoted(f'{sweep_dir}_again')}"]

@@ -51,7 +51,7 @@ def write_job(
     group = describe_group(sweep, job, attempt, place, _files.write_payload(paths, job.payload))
     spec, facts = describe_job(sweep, job, group, base)
     _files.write_text(paths.facts, json.dumps(facts, indent=2) + "\n")
-    _files.write_text(paths.config, job.config_yaml)
+    _files.write_private(paths.config, job.config_yaml.encode("utf-8", "surrogateescape"))
     return paths, spec
 
 

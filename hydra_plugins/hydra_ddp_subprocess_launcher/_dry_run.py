@@ -17,7 +17,7 @@ from ._entry import ProgramEntry
 from ._errors import LauncherError
 from ._footprint import Footprint
 from ._line import Line
-from ._plan import Attempt, PlannedJob
+from ._plan import PlannedJob
 from ._port import reserve_port
 from ._report import override_line, shown
 from ._setup import Sweep
@@ -158,7 +158,7 @@ class _Rehearsal:
 
     def _job_lines(self, plan: PlannedJob, place: Place) -> tuple[str, ...]:
         recipe = self._recipe(plan)
-        group = describe_group(self._sweep, plan, Attempt(), place, None)
+        group = describe_group(self._sweep, plan, plan.first_attempt, place, None)
         _, facts = describe_job(self._sweep, plan, group, self._base, recipe)
         commands = [rank_line(facts, rank) for rank in range(plan.nproc)]
         why_not = ""

@@ -50,12 +50,14 @@ class JobsAdded:
         first: Number of the first one; the others count up from it.
         overrides: Override strings, one tuple a job.
         at_once: Most of them that run at a time.
+        task: Which function of the program they run.
     """
 
     at: float
     first: int
     overrides: tuple[tuple[str, ...], ...]
     at_once: int
+    task: str = ""
 
 
 @dataclass(frozen=True)

@@ -225,6 +225,20 @@ def read_outcome(paths: JobPaths, rank: int, run_id: str) -> Outcome | None:
     return None
 
 
+def find_outcome(paths: JobPaths, rank: int, run_id: str) -> Outcome | None:
+    """Load an outcome, also one that a later job in the same run directory has moved aside; None: as `read_outcome`."""
+    outcome = read_outcome(paths, rank, run_id)
+    if outcome is not None:
+        return outcome
+    names = [os.path.basename(path) for path in (paths.failure(rank), paths.outcome(rank))]
+    for entry in os.listdir(paths.folder) if os.path.isdir(paths.folder) else []:
+        for name in names if _IS_EARLIER.fullmatch(entry) else []:
+            outcome = _read_outcome_file(os.path.join(paths.folder, entry, name))
+            if outcome is not None and outcome.run_id == run_id:
+                return outcome
+    return None
+
+
 def _read_outcome_file(path: str) -> Outcome | None:
     try:
         # O_NONBLOCK: opening a pipe would wait for its writer.

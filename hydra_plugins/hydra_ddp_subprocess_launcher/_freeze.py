@@ -250,7 +250,7 @@ def _nodes(container: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, An
 
 def own_yaml(config: DictConfig) -> str:
     """Return a job's own config, without Hydra's part, as YAML with sorted keys, not resolved."""
-    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    own = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])  # type: ignore[misc]
     try:
         return OmegaConf.to_yaml(own, resolve=False, sort_keys=True)
     except Exception:  # noqa: BLE001  (an object of the user's that YAML cannot hold)

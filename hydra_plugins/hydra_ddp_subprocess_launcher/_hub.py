@@ -13,6 +13,8 @@ from ._plan import PlannedJob
 from ._running import RunningJob
 from ._spawner import MOST_HELD, SpawnerLink
 
+# Of the descriptors that a keeper holds, those that are no locks: the claim, and a terminal.
+_FOR_OTHERS = 4
 _log = logging.getLogger(__name__)
 
 
@@ -62,7 +64,7 @@ class Hub:
         """
         if len(held) > MOST_HELD:
             raise StartError(
-                f"A job can lock {MOST_HELD} devices at most, and this one has {len(held)}: give it fewer ranks, or "
+                f"A job can lock about {MOST_HELD - _FOR_OTHERS} devices at most: give this one fewer ranks, or "
                 "set hydra.launcher.lock_devices=false."
             )
         if self._spawner is not None and not self._spawner.lost:

@@ -7,7 +7,7 @@ import selectors
 import signal
 import time
 
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
 from . import _keeper, _results, _signals
@@ -128,8 +128,7 @@ class Batch:
             job.stop(signal.Signals(number).name, at_once=again)
 
     def _leave(self, number: int) -> None:
-        completed = sum(one.status is JobStatus.COMPLETED for one in self._returns.values())
-        count = len(self._overrides)
+        count, completed = len(self._overrides), self._progress.completed
         name = signal.Signals(number).name
         _log.warning("Stopped by %s: %d of %d jobs did not complete", name, count - completed, count)
         self._progress.finish()
@@ -163,14 +162,17 @@ class Batch:
                 self._end_for_good(pause.plan, pause.following, pause.verdict)
 
     def _settle(self, plan: PlannedJob) -> bool:
-        """Deal with a job that an earlier run has settled; return whether there is nothing to run."""
-        if self._sweep.earlier is None:
-            return False
-        decision = self._sweep.earlier.decide(plan.known, plan.config_yaml, plan.config_hash)
-        self._progress.decided(plan, decision)
-        if decision.verdict is not None:
-            self._finish(plan.number, plan.config, plan.run_dir, None, decision.verdict)
-        return decision.verdict is not None
+        """Deal with a job that is not to be run; return whether it is one."""
+        verdict = None
+        if self._sweep.earlier is not None:
+            decision = self._sweep.earlier.decide(plan.known, plan.config_yaml, plan.config_hash)
+            self._progress.decided(plan, decision)
+            verdict = decision.verdict
+        if verdict is None and self._gave_up:
+            verdict = self._too_many_failures()
+        if verdict is not None:
+            self._finish(plan.number, plan.config, plan.run_dir, None, verdict)
+        return verdict is not None
 
     @property
     def _ending(self) -> bool:
@@ -183,14 +185,17 @@ class Batch:
         if settings.max_failures is None or failures < settings.max_failures or self._gave_up:
             return
         self._gave_up = True
-        why = f"{failures} failed before it (max_failures={settings.max_failures})"
-        waiting = self._line.clear()
-        _log.error("%d failed (max_failures=%d): %d are not run", failures, settings.max_failures, len(waiting))
-        for number in waiting:
-            self._finish(number, None, "", None, _results.skipped(why))
+        _log.error("%d failed (max_failures=%d): no more jobs are started", failures, settings.max_failures)
+        # Of a sweep that is resumed, those that wait may be done: that shows when they are composed.
+        for number in self._line.clear() if self._sweep.earlier is None else self._line.drop_ready():
+            self._finish(number, None, "", None, self._too_many_failures())
         if settings.stop_running:
             for job in self._hub.running.values():
                 job.stop(f"max_failures={settings.max_failures} was reached")
+
+    def _too_many_failures(self) -> Verdict:
+        failures = self._sweep.ledger.failures
+        return _results.skipped(f"{failures} failed before it (max_failures={self._sweep.settings.max_failures})")
 
     def _fail(self, number: int, error: Exception) -> None:
         self._finish(number, None, "", None, _results.failed_before_start(error))
@@ -204,7 +209,7 @@ class Batch:
             port = reserve_port(self._sweep.settings.master_addr, self._sweep.settings.master_port)
             place = Place(devices, port)
             paths, spec = write_job(self._sweep, plan, attempt, place, self._base)
-            held = (*self._sweep.gate.descriptors(devices), *self._debugging.descriptors)
+            held = (*self._sweep.held, *self._sweep.gate.descriptors(devices), *self._debugging.descriptors)
             link, channel = self._hub.ask_for_keeper(plan.number, held)
         except (LauncherError, OSError, ValueError) as error:
             if port is not None:

@@ -41,7 +41,8 @@ class Journal:
         # All ASCII, as JSON escapes the rest, such as bytes of a file name. One write: whole, or torn at its end.
         self._waiting += json.dumps({"event": type(event).__name__, **vars(event)}).encode() + b"\n"
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(self._path, flags, 0o644)
             try:
                 if not self._mended:
                     _end_torn_line(descriptor)

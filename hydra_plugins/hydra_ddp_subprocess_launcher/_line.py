@@ -189,6 +189,14 @@ class Line:
         self._schedule.drop(number)
         self._fail(number, error)
 
+    def drop_ready(self) -> list[int]:
+        """Send those away that are ready to start, and return who that was."""
+        ready = list(self._planned)
+        for number in ready:
+            self._schedule.drop(number)
+        self._planned.clear()
+        return ready
+
     def clear(self) -> list[int]:
         """Send everybody away, and return who was there."""
         waiting = list(self._schedule.waiting)

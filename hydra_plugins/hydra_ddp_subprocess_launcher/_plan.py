@@ -55,6 +55,7 @@ class PlannedJob:
         nproc: Number of ranks.
         payload: What its ranks will read.
         config_yaml: Its own config, not resolved.
+        config_hash: SHA-256 of that, hexadecimal.
         known: What an earlier run of the sweep has recorded about it; None: nothing.
     """
 
@@ -65,12 +66,8 @@ class PlannedJob:
     nproc: int
     payload: Payload
     config_yaml: str
+    config_hash: str
     known: JobRecord | None = None
-
-    @property
-    def config_hash(self) -> str:
-        """SHA-256 of its own config, hexadecimal."""
-        return hashlib.sha256(self.config_yaml.encode("utf-8", "surrogateescape")).hexdigest()
 
     @property
     def first_attempt(self) -> Attempt:
@@ -108,11 +105,13 @@ def plan_job(sweep: Sweep, number: int, overrides: Sequence[str], config: DictCo
     """
     _refuse_other_launcher(sweep.config, config)
     config_yaml = _freeze.own_yaml(config)
-    known = sweep.earlier.find(number, overrides) if sweep.earlier is not None else None
+    config_hash = hashlib.sha256(config_yaml.encode("utf-8", "surrogateescape")).hexdigest()
+    known = sweep.earlier.find(number, overrides, sweep.task, config_hash) if sweep.earlier is not None else None
     # Where its checkpoints are.
     run_dir = known.run_dir if known is not None and os.path.isdir(known.run_dir) else None
     frozen = _freeze.freeze(config, number, run_dir)
-    if sweep.earlier is not None and known is None:
+    # Not where jobs share a directory on purpose.
+    if sweep.earlier is not None and known is None and OmegaConf.is_interpolation(config.hydra.sweep, "subdir"):
         frozen = _freeze.freeze(config, number, sweep.earlier.directory(frozen.run_dir, overrides))
     nproc = sweep.pool.nproc(read_nproc(frozen.nproc_per_node))
     payload = Payload(
@@ -124,7 +123,7 @@ def plan_job(sweep: Sweep, number: int, overrides: Sequence[str], config: DictCo
         check_config=sweep.settings.check_config is not None,
         body=_body(sweep, config),
     )
-    return PlannedJob(number, tuple(overrides), config, frozen, nproc, payload, config_yaml, known)
+    return PlannedJob(number, tuple(overrides), config, frozen, nproc, payload, config_yaml, config_hash, known)
 
 
 def _refuse_other_launcher(sweep_config: DictConfig, config: DictConfig) -> None:

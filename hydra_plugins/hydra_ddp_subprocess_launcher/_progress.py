@@ -28,6 +28,7 @@ from ._events import (
 from ._files import JobPaths
 from ._logs import LogTee, LogView
 from ._plan import Attempt, PlannedJob
+from ._records import JobState
 from ._report import duration, override_line, shown
 from ._results import Verdict
 from ._resume import Decision
@@ -62,7 +63,7 @@ class Progress:
         self._view = LogView(self._screen if self._screen is not None and shared else Terminal(sys.stdout))
         self._paint_at = 0.0
         jobs = tuple(tuple(one) for one in overrides.values())
-        self._ledger.note(JobsAdded(time.time(), next(iter(overrides), 0), jobs, at_once))
+        self._ledger.note(JobsAdded(time.time(), next(iter(overrides), 0), jobs, at_once, sweep.task))
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
@@ -138,6 +139,12 @@ class Progress:
             return []
         rank = verdict.rank or 0
         return [f"Repeat rank {rank}: {_commands.evaluated('command', self._sweep.paths.sweep_dir, number, rank)}"]
+
+    @property
+    def completed(self) -> int:
+        """How many of the batch's jobs have completed, in earlier runs or in this one."""
+        jobs = self._ledger.record.jobs
+        return sum(jobs[number].state is JobState.COMPLETED for number in self._overrides)
 
     def stopped(self, name: str) -> None:
         """Take note that a signal has stopped the sweep.

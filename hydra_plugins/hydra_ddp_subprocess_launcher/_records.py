@@ -46,6 +46,7 @@ class JobRecord:
     Attributes:
         number: Number of the job.
         overrides: Its override strings.
+        task: Which function of the program it runs.
         state: Where it is.
         attempts: How often it was started.
         nproc: Number of ranks; 0: not known yet.
@@ -78,6 +79,12 @@ class JobRecord:
     exact: bool = False
     text: str = ""
     cause: str = ""
+    task: str = ""
+
+    @property
+    def key(self) -> tuple[int, tuple[str, ...], str]:
+        """What tells a job from the others, in every run of the sweep."""
+        return self.number, self.overrides, self.task
 
 
 @dataclass
@@ -86,12 +93,12 @@ class SweepRecord:
 
     Attributes:
         began: Who runs it, or ran it last; None: not known.
-        jobs: By number, in the order in which the sweeper handed them over.
+        jobs: Of the current run, by number, in the order in which the sweeper handed them over.
         at_once: Most jobs of the current batch that run at a time.
         stopped_by: Signal that stopped it; empty: none.
         shared: Overrides that all of several jobs have.
         unreadable: Lines of the journal that could not be read.
-        past: Jobs that were started, or are over, and whose number the sweeper has given again since, oldest first.
+        past: What earlier runs have left of jobs that were started, or are over, oldest first.
     """
 
     began: SweepBegan | None = None
@@ -105,21 +112,30 @@ class SweepRecord:
     def apply(self, event: Event) -> None:
         """Take note of the next event."""
         if isinstance(event, SweepBegan):
-            self.began, self.stopped_by = event, ""
+            self.past += [job for job in self.jobs.values() if job.attempts or job.state.over]
+            self.began, self.stopped_by, self.jobs, self.shared = event, "", {}, frozenset()
         elif isinstance(event, JobsAdded):
-            self.at_once = event.at_once
-            earlier = [self.shared] if len(self.jobs) > 1 else [job.overrides for job in self.jobs.values()]
-            for number, overrides in enumerate(event.overrides, start=event.first):
-                before = self.jobs.get(number)
-                if before is not None and (before.attempts or before.state.over):
-                    self.past.append(before)
-                self.jobs[number] = JobRecord(number, tuple(overrides))
-            if len(self.jobs) > 1:
-                self.shared = frozenset.intersection(*map(frozenset, [*earlier, *event.overrides]))
+            self._add(event)
         elif isinstance(event, SweepStopped):
             self.stopped_by = event.signal
         elif event.job in self.jobs:
-            self.jobs[event.job] = _after(self.jobs[event.job], event)
+            job = self.jobs[event.job]
+            if isinstance(event, JobStarted) and job.state is JobState.COMPLETED:
+                self.past.append(job)
+            self.jobs[event.job] = _after(job, event)
+
+    def _add(self, event: JobsAdded) -> None:
+        self.at_once = event.at_once
+        earlier = [self.shared] if len(self.jobs) > 1 else [job.overrides for job in self.jobs.values()]
+        known = {job.key: job for job in self.past if job.attempts}
+        for number, overrides in enumerate(event.overrides, start=event.first):
+            job = JobRecord(number, tuple(overrides), task=event.task)
+            before = known.get(job.key, job)
+            # What is done stays so until it is known to be started again.
+            done = before.state is JobState.COMPLETED
+            self.jobs[number] = before if done else replace(before, state=JobState.WAITING, cause="", ended_at=None)
+        if len(self.jobs) > 1:
+            self.shared = frozenset.intersection(*map(frozenset, [*earlier, *event.overrides]))
 
     def in_state(self, *states: JobState) -> list[JobRecord]:
         """Return the jobs that are in one of these states."""

@@ -108,17 +108,21 @@ def _completed(report: GroupReport, outcome: Outcome | None) -> Verdict:
         if ended.code != 0:
             why = "was ended by the launcher" if ended.stopped else f"ended with {describe_exit(ended.code)}"
             warnings.append(f"rank {ended.rank} {why} after every rank had finished its job: the results count")
-    value = None
+    value, lost = value_of(outcome)
+    return Verdict(completed=True, value=value, warnings=(*warnings, *lost))
+
+
+def value_of(outcome: Outcome) -> tuple[Any, tuple[str, ...]]:
+    """Return the value of a completed job, or what stands in for a lost one, and lines for the user about that."""
     if outcome.value is not None:
         try:
-            value = _pickling.loads(outcome.value)
+            return _pickling.loads(outcome.value), ()
         except (Exception, SystemExit) as error:  # noqa: BLE001  (a pickle can fail with anything, such as a module's exit)
             value = LostValue(f"cannot be loaded in the launching process ({type(error).__name__}: {error})")
-            warnings.append(f"the job's value {value.reason}")
-    elif outcome.lost:
-        value = LostValue(outcome.lost)
-        warnings.append(f"the job's value is lost: {outcome.lost}")
-    return Verdict(completed=True, value=value, warnings=tuple(warnings))
+            return value, (f"the job's value {value.reason}",)
+    if outcome.lost:
+        return LostValue(outcome.lost), (f"the job's value is lost: {outcome.lost}",)
+    return None, ()
 
 
 def _failed(

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from . import _pickling, _results
+from . import _results
 from ._choices import Resume
-from ._events import NO_NUMBERS, shortened
-from ._files import JobPaths, read_outcome
+from ._commands import is_secret
+from ._events import NO_NUMBERS, json_value, short_text, shortened
+from ._files import JobPaths, find_outcome
 from ._records import JobRecord, JobState, SweepRecord
 from ._results import Verdict
 
 _MOST_KEYS = 3
-_ABSENT = object()
 
 
 @dataclass(frozen=True)
@@ -45,27 +44,41 @@ class Earlier:
     def __init__(self, record: SweepRecord, choice: Resume) -> None:
         self._choice = choice
         known = [job for job in (*record.past, *record.jobs.values()) if job.attempts or job.state.over]
-        # The last one counts.
-        self._exact = {(job.number, job.overrides): job for job in known}
-        self._alike: dict[tuple[str, ...], list[JobRecord]] = {}
-        for job in self._exact.values():
-            self._alike.setdefault(job.overrides, []).append(job)
+        self._by_key: dict[tuple[int, tuple[str, ...], str], list[JobRecord]] = {}
+        self._keys: dict[tuple[tuple[str, ...], str], list[tuple[int, tuple[str, ...], str]]] = {}
+        for job in known:
+            self._by_key.setdefault(job.key, []).append(job)
+        for key in self._by_key:
+            self._keys.setdefault(key[1:], []).append(key)
         self._said_new = False
         self._directories = {job.run_dir: job.overrides for job in known if job.run_dir}
-
-    def __len__(self) -> int:
-        return len(self._exact)
 
     def first_new(self) -> bool:
         """Return whether this is called for the first time, for what is to be said once."""
         first, self._said_new = not self._said_new, True
         return first
 
-    def find(self, number: int, overrides: Sequence[str]) -> JobRecord | None:
-        """Return what is known about a job: about the one with its number, or another one with its overrides."""
-        wanted = tuple(overrides)
-        alike = self._alike.get(wanted, [])
-        return self._exact.get((number, wanted)) or (alike[0] if alike else None)
+    def find(self, number: int, overrides: Sequence[str], task: str, config_hash: str) -> JobRecord | None:
+        """Return what is known about a job, each record once: the one of its number, else one with its overrides.
+
+        Of several runs of it the last one counts, unless an earlier one has completed with its config.
+
+        Args:
+            number: Number of the job.
+            overrides: Its override strings.
+            task: Which function of the program it runs.
+            config_hash: SHA-256 of its own config now, hexadecimal.
+        """
+        wanted = (tuple(overrides), task)
+        keys = self._keys.get(wanted, [])
+        if not keys:
+            return None
+        key = (number, *wanted) if (number, *wanted) in keys else keys[0]
+        keys.remove(key)
+        runs = self._by_key[key]
+        done = [job for job in runs if job.state is JobState.COMPLETED and job.config_hash == config_hash]
+        started = [job for job in runs if job.attempts]
+        return _as_stored((done or started or runs)[-1])
 
     def directory(self, run_dir: str, overrides: Sequence[str]) -> str:
         """Return the run directory of a job that is new: another one where an earlier job has that.
@@ -106,13 +119,25 @@ def _left_out(why: str) -> Decision:
     return Decision(why, _results.skipped(f"{why}, and hydra.launcher.resume=failed runs only what has failed before"))
 
 
+def _as_stored(job: JobRecord) -> JobRecord:
+    """Return a job as completed if its ranks had all stored that before the launching process was killed."""
+    if job.state.over or not job.run_id:
+        return job
+    outcomes = [find_outcome(JobPaths(job.run_dir), rank, job.run_id) for rank in range(job.nproc)]
+    done = [outcome for outcome in outcomes if outcome is not None and outcome.completed]
+    if not done or len(done) < job.nproc:
+        return job
+    value, _ = _results.value_of(done[0])
+    stored, exact = json_value(value)
+    return replace(job, state=JobState.COMPLETED, value=stored, exact=exact, text=short_text(value))
+
+
 def _stored(job: JobRecord) -> Verdict | None:
     """Return how a completed job ended, with its value; None where that is lost."""
-    outcome = read_outcome(JobPaths(job.run_dir), 0, job.run_id)
-    if outcome is not None and outcome.completed and outcome.value is not None:
-        # A pickle can fail with anything; then the journal may do.
-        with contextlib.suppress(Exception, SystemExit):
-            return Verdict(completed=True, value=_pickling.loads(outcome.value), kept=job)
+    outcome = find_outcome(JobPaths(job.run_dir), 0, job.run_id)
+    if outcome is not None and outcome.completed:
+        value, _ = _results.value_of(outcome)
+        return Verdict(completed=True, value=value, kept=job)
     return Verdict(completed=True, value=_from_json(job.value), kept=job) if job.exact else None
 
 
@@ -133,17 +158,20 @@ def _difference(job: JobRecord, config_yaml: str) -> str:
     except (OSError, ValueError, yaml.YAMLError):
         return "keys that are not known any more"
     old, new = dict(_leaves(before)), dict(_leaves(now))
-    changed = [key for key in {**old, **new} if old.get(key, _ABSENT) != new.get(key, _ABSENT)]
+    changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     said = [f"{key}: {_said(old, key)} → {_said(new, key)}" for key in changed[:_MOST_KEYS]]
     more = [f"{len(changed) - _MOST_KEYS} more"] if len(changed) > _MOST_KEYS else []
     return ", ".join([*said, *more]) or "the order of its keys"
 
 
-def _said(values: Mapping[str, Any], key: str) -> str:
-    return shortened(str(values[key])) if key in values else "(absent)"
+def _said(values: Mapping[str, str], key: str) -> str:
+    if key not in values:
+        return "(absent)"
+    return "(hidden)" if is_secret(key) else shortened(values[key])
 
 
-def _leaves(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+def _leaves(value: Any, prefix: str = "") -> list[tuple[str, str]]:
     if isinstance(value, Mapping) and value:
         return [leaf for key, part in value.items() for leaf in _leaves(part, f"{prefix}.{key}".lstrip("."))]
-    return [(prefix, value)]
+    # As Python writes it: 1, 1.0 and '1' are different configs.
+    return [(prefix, repr(value))]

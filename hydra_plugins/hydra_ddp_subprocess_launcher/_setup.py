@@ -88,6 +88,18 @@ class Sweep:
         return str(JobRuntime.instance().get("name"))
 
     @property
+    def held(self) -> tuple[int, ...]:
+        """Descriptors that keepers hold for the sweep: no other one takes its directory while ranks of it still run."""
+        return () if self.claim is None else (self.claim.descriptor,)
+
+    @property
+    def task(self) -> str:
+        """Which function of the program jobs run, as the journal has it."""
+        if isinstance(self.entry, FunctionEntry):
+            return self.task_name
+        return f"{self.entry.task.module}.{self.entry.task.qualname}"
+
+    @property
     def has_one_batch(self) -> bool:
         """Whether all jobs are handed over at once."""
         return self.has_basic_sweeper and self.config.hydra.sweeper.max_batch_size is None
@@ -190,10 +202,10 @@ def _read_earlier(paths: SweepPaths) -> SweepRecord | None:
         raise StartError(f"The journal of the sweep cannot be read: {error.strerror}: {paths.journal}") from None
     if record.unreadable:
         _log.warning(
-            "%d lines of %s are damaged or of a later version of this package: what they tell is not known, and the "
+            "In %s lines are damaged, or of a later version of this package (%d): what they tell is not known, and the "
             "rest is used",
-            record.unreadable,
             paths.journal,
+            record.unreadable,
         )
     return record
 
@@ -207,7 +219,8 @@ def _take_directory(paths: SweepPaths, *, keep: bool) -> Claim:
         aside = move_aside(paths.folder, recorded)
     except OSError as error:
         why = error.strerror or str(error)
-        raise StartError(f"The sweep directory {paths.sweep_dir} cannot be used: {why}: {error.filename}") from None
+        where = error.filename or paths.folder
+        raise StartError(f"The sweep directory {paths.sweep_dir} cannot be used: {why}: {where}") from None
     if aside is not None:
         _log.info("What an earlier sweep recorded in this directory is now in %s", aside)
     return claim

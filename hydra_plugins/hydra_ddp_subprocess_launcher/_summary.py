@@ -54,14 +54,16 @@ class Summary:
             jobs: Jobs that are over.
         """
         failed = [job.overrides for job in jobs if job.state is JobState.FAILED]
+        skipped = any(job.state is JobState.NEVER_STARTED for job in jobs)
         if not self.command or not failed:
             return []
+        resume = None if not self.repeatable else "unfinished" if skipped else "failed"
         command = [
             *self.command,
-            *_commands.overrides_again(self.hydra_overrides, self.sweep_dir, resume=self.repeatable),
+            *_commands.overrides_again(self.hydra_overrides, self.sweep_dir, resume=resume),
         ]
         chosen = [self.overrides] if self.repeatable else failed[:_MOST_AGAIN]
         lines = [_commands.shell_words([*command, *overrides]) for overrides in chosen]
         if not self.repeatable and len(failed) > len(chosen):
             lines.append(f"(and {len(failed) - len(chosen)} more)")
-        return ["", "Run only what failed again:", *lines]
+        return ["", "Run what failed, and what was not run:" if skipped else "Run only what failed again:", *lines]

@@ -6,6 +6,7 @@ import csv
 import json
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -159,6 +160,8 @@ def test_killed_at_a_random_moment(runner: Runner, seed: int) -> None:
     runner.assert_nothing_left()
     journal = (runner.cwd / "sweep" / ".ddp" / "journal.jsonl").read_text().splitlines()
     ended = {json.loads(line)["job"] for line in journal if '"JobEnded"' in line}
+    # What had ended though the launching process could not write it down any more.
+    ended |= {int(file.parts[-3]) for file in (runner.cwd / "sweep").glob("*/.ddp/outcome_0.pkl")}
     before = began(runner)
     second = resume(runner, "x=range(12)", "value=list", "lines=1", "every_s=0.05", at_once=3)
     assert second.returncode == 0, second.output
@@ -299,7 +302,7 @@ def test_nothing_to_resume(runner: Runner) -> None:
 
 @pytest.mark.parametrize("damage", ["torn", "garbage", "later", "empty"])
 def test_a_damaged_journal(runner: Runner, damage: str) -> None:
-    """What can be read is used, the rest is said and run again, and the next resume reads all."""
+    """What can be read is used, what cannot is said, and the next resume reads all."""
     sweep(runner, "x=1,2,3")
     journal = runner.cwd / "sweep" / ".ddp" / "journal.jsonl"
     data = journal.read_bytes()
@@ -312,8 +315,9 @@ def test_a_damaged_journal(runner: Runner, damage: str) -> None:
     journal.write_bytes(content)
     second = resume(runner, "x=1,2,3")
     assert second.returncode == 0, second.output
-    assert ("1 lines of" in second.stdout) == (damage != "empty")
-    assert began(runner)[3:] == {"torn": [2], "garbage": [0], "later": [0], "empty": [0, 1, 2]}[damage]
+    assert ("lines are damaged, or of a later version" in second.stdout) == (damage != "empty")
+    # What the journal does not tell any more, the outcomes of the ranks do, as long as it tells of the start.
+    assert began(runner)[3:] == ([0, 1, 2] if damage == "empty" else [])
     third = resume(runner, "x=1,2,3")
     assert third.returncode == 0 and set(decisions(third).values()) == {"is not run: done"}
 
@@ -377,7 +381,7 @@ def test_too_many_failures(runner: Runner, stop_running: bool) -> None:
     assert sorted(began(runner)) == [0, 1, 2]
     status = [row["status"] for row in table(runner)]
     assert status == ["FAILED", "FAILED" if stop_running else "COMPLETED", "FAILED", *["NEVER_STARTED"] * 5]
-    assert stdout.count("2 failed (max_failures=2): 5 are not run") == 1
+    assert stdout.count("2 failed (max_failures=2): no more jobs are started") == 1
     assert all("2 failed before it (max_failures=2)" in row["cause"] for row in table(runner)[3:])
     if stop_running:
         assert "max_failures=2 was reached" in table(runner)[1]["cause"]
@@ -448,3 +452,210 @@ def test_two_sweeps_in_one_directory(runner: Runner) -> None:
     other.communicate(timeout=60)
     assert other.returncode == 0
     assert [row["status"] for row in table(runner)] == ["COMPLETED"] * 2
+
+
+# --- what is known is not lost
+
+
+def test_a_failure_before_the_start_forgets_nothing(runner: Runner) -> None:
+    """A job that could not even be composed in one run is known from the run before: its value, directory, attempts."""
+    odd = ("hydra.sweep.subdir=${now:%S%f}_${hydra.job.num}", "+hydra.job.env_set.Q=${oc.env:NEEDED}")
+    variables = {"TALK_DIR": str(runner.cwd)}
+    argv = arguments("x=1,2", "fail_once=false,true", *odd)
+    runner.python(*argv, env={**variables, "NEEDED": "1"})
+    assert began(runner) == [0, 1, 2, 3]
+    resumed = [*argv, "hydra.launcher.resume=unfinished"]
+    assert runner.python(*resumed, env=variables).returncode == 1
+    assert began(runner) == [0, 1, 2, 3]
+    third = runner.python(*resumed, env={**variables, "NEEDED": "1"})
+    assert third.returncode == 0, third.output
+    assert began(runner)[4:] == [1, 3]
+    notes = [note for note in ran(runner) if note["what"] == "began"]
+    for number in (1, 3):
+        assert notes[number]["output_dir"] == notes[4 + number // 2]["output_dir"]
+        assert notes[4 + number // 2]["HYDRA_DDP_ATTEMPT"] == "1"
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_resume_forgets_nothing(runner: Runner, how: signal.Signals) -> None:
+    """While a resumed sweep has not come to them, and when it is stopped before, done jobs are in table and status."""
+    sweep(runner, "x=range(4)", "until=go", "wait_x=[]", "fail_x=[0,1]")
+    argv = arguments("x=range(4)", "until=go", "wait_x=[]", "fail_x=[0,1]", "hydra.launcher.resume=unfinished")
+    before = len(began(runner))
+    argv[argv.index("wait_x=[]")] = "wait_x=[]"
+    slow = [*argv, "hydra.launcher.wrapper=[sh,-c,'sleep 60; exec \"$@\"',rank]"]
+    with runner.start(sys.executable, *slow, env={"TALK_DIR": str(runner.cwd)}) as process:
+        journal = runner.cwd / "sweep" / ".ddp" / "journal.jsonl"
+        runner.wait_until(lambda: journal.read_text().count('"JobStarted"') == 5)
+        process.send_signal(how)
+        stdout, _ = process.communicate(timeout=60)
+    assert len(began(runner)) == before
+    status = runner.python("-m", "hydra_plugins.hydra_ddp_subprocess_launcher._cli", "status", "-d", "sweep")
+    assert "2/4 done" in status.stdout
+    assert [row["job"] for row in table(runner) if row["status"] == "COMPLETED"] == ["2", "3"]
+    if how is signal.SIGTERM:
+        assert "Stopped by SIGTERM: 2 of 4 jobs did not complete" in stdout
+
+
+def test_too_many_failures_leave_done_jobs_alone(runner: Runner) -> None:
+    """With `max_failures` a resumed sweep still gives the values of what was done, wherever in line it stands."""
+    sweep(runner, "x=range(5)", "fail_x=[1,3]", "value=list")
+    second = resume(runner, "x=range(5)", "fail_x=[1,3]", "value=list", "hydra.launcher.max_failures=1")
+    assert [row["status"] for row in table(runner)] == [
+        "COMPLETED",
+        "FAILED",
+        "COMPLETED",
+        "NEVER_STARTED",
+        "COMPLETED",
+    ]
+    assert decisions(second)[4] == "is not run: done"
+    assert "resume=unfinished" in second.stdout.rstrip().splitlines()[-1]
+    assert "max_failures" not in second.stdout.rstrip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("subdir", [".", "shared"])
+def test_directories_that_are_shared_on_purpose(runner: Runner, subdir: str) -> None:
+    """Jobs that have one run directory, one after the other, have it in a resumed sweep, too."""
+    where = f"hydra.sweep.subdir={subdir}"
+    sweep(runner, "x=1,2,3", where, "value=list", "hydra.launcher.max_failures=1", "fail_x=[1]")
+    second = resume(runner, "x=1,2,3", where, "value=list", "fail_x=[1]")
+    assert second.returncode == 1
+    third = resume(runner, "x=1,2,3", where, "value=list", "fail_x=[1]")
+    assert decisions(third)[1] == decisions(third)[2] == "is not run: done"
+    assert len({note["output_dir"] for note in ran(runner)}) == 1
+    assert [row["value.0"] for row in table(runner)[1:]] == ["2", "3"]
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_directory_that_was_moved(runner: Runner, copied: bool) -> None:
+    """A sweep that was moved, or copied, goes on where it is now, with all values, and leaves the other one alone."""
+    app = runner.cwd / "app.py"
+    app.write_text(RETURNS.format(apps=str(TALK.parent)))
+    first = sweep(runner, "x=0,1,2,3,4,5,6,7", app=app, at_once=3)
+    assert "all as they were" in first.stdout, first.output
+    (shutil.copytree if copied else shutil.move)(runner.cwd / "sweep", runner.cwd / "there")
+    before = {path: path.stat().st_mtime_ns for path in (runner.cwd / "sweep").rglob("*")}
+    for file in (runner.cwd / "there" / "7" / ".ddp").glob("outcome*"):
+        file.unlink()
+    second = resume(runner, "x=0,1,2,3,4,5,6,7", "hydra.sweep.dir=there", app=app)
+    assert "all as they were" in second.stdout, second.output
+    assert began(runner)[8:] == [7]
+    assert Path(ran(runner)[-1]["output_dir"]) == runner.cwd / "there" / "7"
+    assert {path: path.stat().st_mtime_ns for path in (runner.cwd / "sweep").rglob("*")} == before
+
+
+def test_a_job_that_was_done_though_nobody_knew(runner: Runner) -> None:
+    """A job whose ranks had all stored their outcome when the launching process was killed is not run again."""
+    app = runner.cwd / "app.py"
+    app.write_text(
+        f"import sys, time, atexit\nsys.path.insert(0, {str(TALK.parent)!r})\nimport hydra, talk, os\n"
+        "if 'RANK' in os.environ and not os.path.exists('quick'):\n    atexit.register(time.sleep, 60)\n"
+        "@hydra.main(version_base=None, config_path=None, config_name='talk')\n"
+        "def main(cfg):\n    return talk.main.__wrapped__(cfg)\n\n"
+        "if __name__ == '__main__':\n    main()\n"
+    )
+    argv = arguments("x=1,2", "value=list", nproc=2, app=app)
+    with runner.start(sys.executable, *argv, env={"TALK_DIR": str(runner.cwd)}) as process:
+        folder = runner.cwd / "sweep" / "0" / ".ddp"
+        runner.wait_until(lambda: all((folder / f"outcome_{rank}.pkl").exists() for rank in (0, 1)))
+        process.kill()
+        process.communicate()
+    (runner.cwd / "quick").touch()
+    second = resume(runner, "x=1,2", "value=list", nproc=2, app=app)
+    assert second.returncode == 0, second.output
+    assert began(runner) == [0, 1] and decisions(second)[0] == "is not run: done"
+    assert table(runner)[0]["value.0"] == "1"
+
+
+def test_duplicates(runner: Runner) -> None:
+    """Jobs with the same overrides are several jobs: each has a record and a directory of its own."""
+    sweep(runner, "x=7", "fail_once=true")
+    second = resume(runner, "x=7,7,7", "fail_once=true", at_once=3)
+    third = resume(runner, "x=7,7,7", "fail_once=true", at_once=3)
+    assert second.returncode == 1 and third.returncode == 0, third.output
+    assert len({note["output_dir"] for note in ran(runner)}) == 3
+    assert [row["status"] for row in table(runner)] == ["COMPLETED"] * 3
+
+
+def test_two_tasks_in_one_directory(runner: Runner) -> None:
+    """What one function of a program returned is not taken for what another one would with the same overrides."""
+    app = runner.cwd / "app.py"
+    app.write_text(
+        f"import sys\nsys.path.insert(0, {str(TALK.parent)!r})\nimport hydra, talk\n"
+        "@hydra.main(version_base=None, config_path=None, config_name='talk')\n"
+        "def train(cfg):\n    return 'trained'\n\n"
+        "@hydra.main(version_base=None, config_path=None, config_name='talk')\n"
+        "def check(cfg):\n    return 'checked'\n\n"
+        "if __name__ == '__main__':\n    train()\n    check()\n"
+    )
+    for again in range(2):
+        second = resume(runner, "x=1", app=app)
+        assert second.returncode == 0
+        assert second.stdout.count("is not run: done") == 2 * again
+        assert table(runner)[0]["value"] == "checked"
+
+
+def test_a_value_that_is_lost_stays_lost(runner: Runner) -> None:
+    """A completed job whose value could not be pickled is not run for ever."""
+    app = runner.cwd / "app.py"
+    app.write_text(
+        f"import sys, threading\nsys.path.insert(0, {str(TALK.parent)!r})\nimport hydra, talk\n"
+        "@hydra.main(version_base=None, config_path=None, config_name='talk')\n"
+        "def main(cfg):\n    talk.main.__wrapped__(cfg)\n    return threading.Lock()\n\n"
+        "if __name__ == '__main__':\n    main()\n"
+    )
+    sweep(runner, "x=1", app=app)
+    second = resume(runner, "x=1", app=app)
+    assert second.returncode == 0 and decisions(second) == {0: "is not run: done"}
+
+
+def test_no_job_runs_twice_at_once(runner: Runner) -> None:
+    """A sweep that is resumed the moment its launching process was killed waits until the ranks of that are gone."""
+    app = runner.cwd / "app.py"
+    app.write_text(
+        f"import sys, signal, os, time\nsys.path.insert(0, {str(TALK.parent)!r})\nimport hydra, talk\n"
+        "@hydra.main(version_base=None, config_path=None, config_name='talk')\n"
+        "def main(cfg):\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "    talk.note('began')\n"
+        "    while not os.path.exists('quick'):\n        talk.note('lives')\n        time.sleep(0.01)\n\n"
+        "if __name__ == '__main__':\n    main()\n"
+    )
+    argv = arguments("x=1", "hydra.launcher.resume=unfinished", app=app)
+    for _ in range(3):
+        with runner.start(sys.executable, *argv, env={"TALK_DIR": str(runner.cwd)}) as process:
+            count = len(began(runner))
+            runner.wait_until(lambda count=count: len(began(runner)) > count)
+            process.kill()
+            process.communicate()
+    (runner.cwd / "quick").touch()
+    last = runner.python(*argv, env={"TALK_DIR": str(runner.cwd)})
+    assert last.returncode == 0, last.output
+    pids = [note["pid"] for note in ran(runner)]
+    assert len(set(pids)) == 4
+    # Each has said its last word before the next one says its first.
+    assert [pid for place, pid in enumerate(pids) if place == 0 or pids[place - 1] != pid] == list(dict.fromkeys(pids))
+
+
+def test_keys_that_are_numbers(runner: Runner) -> None:
+    """A key of the config that is a number counts like any other, and types do, too; a secret's value is not shown."""
+    conf = runner.cwd / "conf"
+    conf.mkdir()
+    app = runner.cwd / "app.py"
+    app.write_text(
+        f"import sys\nsys.path.insert(0, {str(TALK.parent)!r})\nimport hydra, talk\n"
+        "@hydra.main(version_base=None, config_path='conf', config_name='config')\n"
+        "def main(cfg):\n    return talk.main.__wrapped__(cfg)\n\n"
+        "if __name__ == '__main__':\n    main()\n"
+    )
+    said = []
+    for extra in ("1: 3", "1: 4", "1: '4'", "1: 4.0", "1: 4.0\napi_key: a", "1: 4.0\napi_key: b"):
+        (conf / "config.yaml").write_text(f"defaults: [talk, _self_]\n{extra}\n")
+        said.append(decisions(resume(runner, "x=1", app=app)).get(0, "").partition("in ")[2])
+    assert said[1:] == [
+        "1: 3 → 4",
+        "1: 4 → '4'",
+        "1: '4' → 4.0",
+        "api_key: (absent) → (hidden)",
+        "api_key: (hidden) → (hidden)",
+    ]
