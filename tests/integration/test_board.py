@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import signal
@@ -178,7 +179,7 @@ def test_the_lines_of_rank_0_above_the_board(runner: Runner) -> None:
 
 
 def test_several_streams_have_prefixes(runner: Runner) -> None:
-    """With `tee_ranks=all` each line on the terminal is one line of one rank, with its job and rank before it."""
+    """With `tee_ranks=all` each line on the terminal is one line of one rank, with its job and rank before it (K4)."""
     with watching(runner, "x=1,2", "lines=200", "hydra.launcher.tee_ranks=all", lines=50, columns=100) as person:
         assert person.end() == 0
     lines = [line for line in person.all_lines if "line " in line and HEADER not in line]
@@ -198,6 +199,63 @@ def test_a_bar_that_is_redrawn(runner: Runner) -> None:
     assert [line for line in person.all_lines if "%" in line and "completed" not in line] == [
         f"100% {number} of job 0 rank 0" for number in range(2)
     ]
+
+
+LOUD = """
+import hashlib, os, sys
+import hydra
+
+@hydra.main(version_base=None, config_path=None)
+def main(cfg):
+    sha = hashlib.sha256()
+    with open(1, "wb", buffering=0, closefd=False) as out:
+        for number in range(1600):
+            piece = (f"{number} rank {os.environ['RANK']} ".encode() * 10_000)[:65_536]
+            sha.update(piece)
+            while piece:
+                piece = piece[out.write(piece) :]
+    return sha.hexdigest() if os.environ["RANK"] == "0" else None
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_every_byte_is_in_the_files(runner: Runner) -> None:
+    """Of 100 MB that each of two ranks prints the logs have every byte, whatever the terminal shows (K3)."""
+    app = runner.cwd / "app.py"
+    app.write_text(LOUD)
+    options = ("+x=1", "hydra.launcher.tee_ranks=all", "hydra.output_subdir=null")
+    with at_terminal(runner, [app, *arguments(*options, at_once=1)[1:]], columns=100) as person:
+        assert person.end(timeout_s=120) == 0
+    for rank in (0, 1):
+        sha, size = hashlib.sha256(), 0
+        with (runner.cwd / "sweep" / "0" / ".ddp" / f"rank_{rank}.log").open("rb") as log:
+            for number in range(1600):
+                piece = log.read(65_536)
+                assert piece == (f"{number} rank {rank} ".encode() * 10_000)[:65_536]
+                sha.update(piece)
+                size += len(piece)
+            assert log.read() == b"" and size == 1600 * 65_536
+        if rank == 0:
+            assert sha.hexdigest() in (runner.cwd / "sweep" / "results.csv").read_text()
+
+
+def test_logging_after_the_sweep(runner: Runner) -> None:
+    """What the program logs when the sweep is over appears once, and standard output is what it was (K8)."""
+    app = runner.cwd / "app.py"
+    app.write_text(
+        f"import logging, sys\nsys.path.insert(0, {str(TALK.parent)!r})\nimport hydra, talk\n"
+        "before = sys.stdout, sys.stderr\n"
+        "@hydra.main(version_base=None, config_path=None, config_name='talk')\n"
+        "def main(cfg):\n    return talk.main.__wrapped__(cfg)\n\n"
+        "if __name__ == '__main__':\n    main()\n    logging.getLogger('mine').info('all is over')\n"
+        "    assert before == (sys.stdout, sys.stderr)\n    print('as it was')\n"
+    )
+    with at_terminal(runner, [app, *arguments("x=1,2")[1:]], columns=100) as person:
+        assert person.end() == 0
+    assert sum("all is over" in line for line in person.all_lines) == 1
+    assert person.shown[-1] == "as it was"
 
 
 def test_wide_characters(runner: Runner) -> None:
