@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ._events import EVENTS, Event, JobKept, JobStarted, SweepBegan
+from ._events import EVENTS, Event, JobEnded, JobKept, JobStarted, SweepBegan
 from ._records import SweepRecord
 
 _log = logging.getLogger(__name__)
@@ -48,6 +49,10 @@ class Journal:
                     _end_torn_line(descriptor)
                     self._mended = True
                 self._waiting = self._waiting[os.write(descriptor, self._waiting) :]
+                if isinstance(event, JobEnded):
+                    # Hours of work shall not be lost with the power.
+                    with contextlib.suppress(OSError):
+                        os.fsync(descriptor)
             finally:
                 os.close(descriptor)
             if self._waiting:
