@@ -112,7 +112,7 @@ class SweepRecord:
     def apply(self, event: Event) -> None:
         """Take note of the next event."""
         if isinstance(event, SweepBegan):
-            self.past += [job for job in self.jobs.values() if job.attempts or job.state.over]
+            self.past += self.touched()
             self.began, self.stopped_by, self.jobs, self.shared = event, "", {}, frozenset()
         elif isinstance(event, JobsAdded):
             self._add(event)
@@ -132,10 +132,15 @@ class SweepRecord:
             job = JobRecord(number, tuple(overrides), task=event.task)
             before = known.get(job.key, job)
             # What is done stays so until it is known to be started again.
-            done = before.state is JobState.COMPLETED
-            self.jobs[number] = before if done else replace(before, state=JobState.WAITING, cause="", ended_at=None)
+            if before.state is not JobState.COMPLETED:
+                before = replace(before, state=JobState.WAITING, cause="", began_at=None, ended_at=None, seconds=None)
+            self.jobs[number] = before
         if len(self.jobs) > 1:
             self.shared = frozenset.intersection(*map(frozenset, [*earlier, *event.overrides]))
+
+    def touched(self) -> list[JobRecord]:
+        """Return the jobs that this run of the sweep, and not only an earlier one, has started or ended."""
+        return [job for job in self.jobs.values() if job.state not in (JobState.WAITING, JobState.NEVER_STARTED)]
 
     def in_state(self, *states: JobState) -> list[JobRecord]:
         """Return the jobs that are in one of these states."""

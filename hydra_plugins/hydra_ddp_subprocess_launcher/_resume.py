@@ -43,7 +43,7 @@ class Earlier:
 
     def __init__(self, record: SweepRecord, choice: Resume) -> None:
         self._choice = choice
-        known = [job for job in (*record.past, *record.jobs.values()) if job.attempts or job.state.over]
+        known = [*record.past, *record.touched()]
         self._by_key: dict[tuple[int, tuple[str, ...], str], list[JobRecord]] = {}
         self._keys: dict[tuple[tuple[str, ...], str], list[tuple[int, tuple[str, ...], str]]] = {}
         for job in known:

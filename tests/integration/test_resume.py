@@ -476,6 +476,23 @@ def test_a_failure_before_the_start_forgets_nothing(runner: Runner) -> None:
         assert notes[4 + number // 2]["HYDRA_DDP_ATTEMPT"] == "1"
 
 
+def test_what_failed_stays_failed(runner: Runner) -> None:
+    """That a job has failed is known whatever came since: a run that was killed before it, or gave up before it."""
+    sweep(runner, "x=1,2,3", "fail_x=[2,3]")
+    argv = arguments("x=1,2,3", "fail_x=[2,3]", "hydra.launcher.resume=unfinished")
+    journal = runner.cwd / "sweep" / ".ddp" / "journal.jsonl"
+    with runner.start(sys.executable, *argv, env={"TALK_DIR": str(runner.cwd)}) as process:
+        runner.wait_until(lambda: journal.read_text().count('"JobsAdded"') == 2)
+        process.kill()
+        process.communicate()
+    resume(runner, "x=1,2,3", "fail_x=[2,3]", "hydra.launcher.max_failures=1")
+    before = len(began(runner))
+    last = resume(runner, "x=1,2,3", "fail_x=[2,3]", what="failed")
+    assert began(runner)[before:] == [1, 2]
+    assert decisions(last)[0] == "is not run: done"
+    assert all(said.startswith("is run: failed before") for number, said in decisions(last).items() if number)
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_resume_forgets_nothing(runner: Runner, how: signal.Signals) -> None:
     """While a resumed sweep has not come to them, and when it is stopped before, done jobs are in table and status."""
