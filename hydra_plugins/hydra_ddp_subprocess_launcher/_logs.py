@@ -178,8 +178,8 @@ class LogView:
             self._terminal.show(text)
         return False
 
-    def finish(self, within_s: float) -> None:
-        """Show what is left of all logs.
+    def finish(self, within_s: float) -> bool:
+        """Show what is left of all logs; return whether the terminal took it.
 
         Args:
             within_s: Seconds for which the terminal may take nothing.
@@ -192,7 +192,9 @@ class LogView:
                 time.sleep(DRAIN_INTERVAL_S)
             else:
                 give_up_at = time.monotonic() + within_s
+        all_taken = not self._left
         self._left.clear()
+        return all_taken
 
     def due_s(self, otherwise: float) -> float:
         """Return in how many seconds to look again; `otherwise` if nothing is left from this round."""

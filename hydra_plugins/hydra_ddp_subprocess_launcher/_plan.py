@@ -111,8 +111,8 @@ def plan_job(sweep: Sweep, number: int, overrides: Sequence[str], config: DictCo
     run_dir = known.run_dir if known is not None and os.path.isdir(known.run_dir) else None
     frozen = _freeze.freeze(config, number, run_dir)
     # Not where jobs share a directory on purpose.
-    if sweep.earlier is not None and known is None and OmegaConf.is_interpolation(config.hydra.sweep, "subdir"):
-        frozen = _freeze.freeze(config, number, sweep.earlier.directory(frozen.run_dir, overrides))
+    if sweep.earlier is not None and run_dir is None and OmegaConf.is_interpolation(config.hydra.sweep, "subdir"):
+        frozen = _freeze.freeze(config, number, sweep.earlier.directory(frozen.run_dir, known))
     nproc = sweep.pool.nproc(read_nproc(frozen.nproc_per_node))
     payload = Payload(
         overrides=tuple(overrides),

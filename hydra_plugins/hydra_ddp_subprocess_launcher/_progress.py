@@ -35,11 +35,13 @@ from ._resume import Decision
 from ._screen import PATIENCE_S, Screen
 from ._setup import Sweep
 from ._streams import may_be, streams_above
-from ._terminal import Terminal
+from ._terminal import Terminal, descriptor_of, is_terminal
 
 _log = logging.getLogger(__name__)
 # Seconds between two boards.
 _PAINT_INTERVAL_S = 0.25
+# Seconds for which the reader of a pipe may read nothing before it is given up at the end.
+_PIPE_PATIENCE_S = 30.0
 
 
 class Progress:
@@ -70,14 +72,17 @@ class Progress:
         """Show the board, if there is one, while the block runs."""
         if self._screen is None:
             yield
-            self._view.finish(PATIENCE_S)
-            return
-        try:
-            with streams_above(self._screen, self._out):
-                yield
-                self._view.finish(PATIENCE_S)
-        finally:
-            self._screen.close()
+            all_shown = self._view.finish(_PIPE_PATIENCE_S)
+        else:
+            all_shown = False
+            try:
+                with streams_above(self._screen, self._out):
+                    yield
+                    all_shown = self._view.finish(PATIENCE_S)
+            finally:
+                all_shown &= self._screen.close()
+        if not all_shown:
+            _log.warning("\nNobody read what was shown here for long: the rest of it is in the logs of the ranks alone")
 
     # What happens
 
@@ -218,5 +223,6 @@ class Progress:
 def _style(chosen: ShowProgress) -> ShowProgress:
     if chosen is not ShowProgress.auto:
         return chosen if sys.stderr is not None else ShowProgress.plain
-    terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+    terminal = is_terminal(sys.stderr) and descriptor_of(sys.stderr) is not None
+    terminal = terminal and os.environ.get("TERM", "") not in ("", "dumb")
     return ShowProgress.rich if terminal else ShowProgress.plain

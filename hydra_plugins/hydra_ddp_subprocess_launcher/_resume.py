@@ -51,7 +51,7 @@ class Earlier:
         for key in self._by_key:
             self._keys.setdefault(key[1:], []).append(key)
         self._said_new = False
-        self._directories = {job.run_dir: job.overrides for job in known if job.run_dir}
+        self._taken = {job.run_dir for job in known if job.run_dir}
 
     def first_new(self) -> bool:
         """Return whether this is called for the first time, for what is to be said once."""
@@ -78,19 +78,21 @@ class Earlier:
         runs = self._by_key[key]
         done = [job for job in runs if job.state is JobState.COMPLETED and job.config_hash == config_hash]
         started = [job for job in runs if job.attempts]
-        return _as_stored((done or started or runs)[-1])
+        chosen = _as_stored((done or started or runs)[-1])
+        return replace(chosen, attempts=max(job.attempts for job in runs))
 
-    def directory(self, run_dir: str, overrides: Sequence[str]) -> str:
-        """Return the run directory of a job that is new: another one where an earlier job has that.
+    def directory(self, run_dir: str, known: JobRecord | None) -> str:
+        """Return a run directory that no other job has, for one that is new, or whose own directory is gone.
 
         Args:
             run_dir: What its config says.
-            overrides: Its override strings.
+            known: What is known about it; None: it is new.
         """
         found, count = run_dir, 1
-        while self._directories.setdefault(found, tuple(overrides)) != tuple(overrides):
+        while found in self._taken and (known is None or found != known.run_dir):
             count += 1
             found = f"{run_dir}-{count}"
+        self._taken.add(found)
         return found
 
     def decide(self, job: JobRecord | None, config_yaml: str, config_hash: str) -> Decision:

@@ -12,7 +12,7 @@ from typing import TextIO
 from rich.cells import cell_len
 from rich.text import Text
 
-from ._terminal import Terminal
+from ._terminal import Terminal, descriptor_of
 
 # Lines that can be drawn again after a resize: hardly a screen is higher.
 _KEPT_LINES = 300
@@ -24,7 +24,7 @@ _SIZE = (80, 24)
 
 
 class Screen:
-    """A board below lines of text, on one terminal. Nothing here waits for the terminal, except `close`.
+    """A board below lines of text, on one terminal. Only `aside` and `close` wait for the terminal.
 
     The cursor stays visible, and below the board: whoever kills the program leaves the terminal as it should be.
 
@@ -45,9 +45,12 @@ class Screen:
     @property
     def size(self) -> tuple[int, int]:
         """Columns and lines."""
+        descriptor = descriptor_of(self._out)
+        if descriptor is None:
+            return _SIZE
         try:
-            size = os.get_terminal_size(self._out.fileno())
-        except (OSError, ValueError):
+            size = os.get_terminal_size(descriptor)
+        except OSError:
             return _SIZE
         return size.columns or _SIZE[0], size.lines or _SIZE[1]
 
@@ -94,17 +97,17 @@ class Screen:
             yield
             self._draw("")
 
-    def close(self) -> None:
-        """Take the board away, and wait until all is written."""
+    def close(self) -> bool:
+        """Take the board away, wait until all is written, and return whether the terminal took all."""
         with self._lock:
             self._board = ()
-            self._take_away()
+            return self._take_away()
 
-    def _take_away(self) -> None:
+    def _take_away(self) -> bool:
         if self._drawn:
             self._terminal.show(f"{self._to_board_start()}\x1b[J")
         self._drawn = ()
-        self._terminal.finish(PATIENCE_S)
+        return self._terminal.finish(PATIENCE_S)
 
     def _to_board_start(self) -> str:
         """Return what brings the cursor to where the board began."""
@@ -144,7 +147,8 @@ def _plain(line: str) -> str:
 
 def _in_foreground(out: TextIO) -> bool:
     """Return whether this process may draw on a terminal: not while a shell has it in the background."""
+    descriptor = descriptor_of(out)
     try:
-        return os.tcgetpgrp(out.fileno()) == os.getpgrp()
-    except (OSError, ValueError):
+        return descriptor is None or os.tcgetpgrp(descriptor) == os.getpgrp()
+    except OSError:
         return True  # A terminal of another session, or none.

@@ -102,7 +102,7 @@ class Sweep:
     @property
     def has_one_batch(self) -> bool:
         """Whether all jobs are handed over at once."""
-        return self.has_basic_sweeper and self.config.hydra.sweeper.max_batch_size is None
+        return _has_one_batch(self.config)
 
     @property
     def sweeper_name(self) -> str:
@@ -184,7 +184,11 @@ def _summary(entry: ProgramEntry | FunctionEntry, config: DictConfig, sweep_dir:
         command = (*entry.program.command, *entry.flags, *entry.config_name, "-m")
     hydra, task = (OmegaConf.to_container(one) for one in (config.hydra.overrides.hydra, config.hydra.overrides.task))
     assert isinstance(hydra, list) and isinstance(task, list)
-    return Summary(command, tuple(hydra), tuple(task), sweep_dir, _is_basic(config))
+    return Summary(command, tuple(hydra), tuple(task), sweep_dir, _is_basic(config), _has_one_batch(config))
+
+
+def _has_one_batch(config: DictConfig) -> bool:
+    return _is_basic(config) and config.hydra.sweeper.max_batch_size is None
 
 
 def _is_basic(config: DictConfig) -> bool:

@@ -13,17 +13,20 @@ from typing import Any, TextIO
 
 from ._logs import last_state
 from ._screen import Screen
+from ._terminal import descriptor_of, encoding_of, is_terminal
 
 # Characters of a line that was begun, from which on it is shown though it has not ended.
 _LONGEST_BEGUN = 2000
 
 
-def same_terminal(one: TextIO | None, other: TextIO | None) -> bool:
+def same_terminal(one: object, other: object) -> bool:
     """Return whether two streams are the same terminal."""
+    ours, theirs = descriptor_of(one), descriptor_of(other)
+    if ours is None or theirs is None or not is_terminal(one) or not is_terminal(other):
+        return False
     try:
-        assert one is not None and other is not None
-        return one.isatty() and other.isatty() and os.path.samestat(os.fstat(one.fileno()), os.fstat(other.fileno()))
-    except (AssertionError, AttributeError, OSError, ValueError):
+        return os.path.samestat(os.fstat(ours), os.fstat(theirs))
+    except OSError:
         return False
 
 
@@ -71,7 +74,7 @@ class _Above(io.TextIOBase):
         return True
 
     def isatty(self) -> bool:
-        return bool(self.stream.isatty())
+        return is_terminal(self.stream)
 
     def fileno(self) -> int:
         return self.stream.fileno()
@@ -82,11 +85,11 @@ class _Above(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        return self.stream.encoding
+        return encoding_of(self.stream)
 
     @property
     def errors(self) -> str | None:  # type: ignore[override]
-        return self.stream.errors
+        return getattr(self.stream, "errors", None)
 
     def finish(self) -> None:
         """Show last lines that were not ended, and be the stream from now on."""
@@ -156,16 +159,13 @@ def streams_above(screen: Screen, out: TextIO) -> Iterator[None]:
         stand_ins.give_back()
 
 
-def may_be(stream: Any, out: TextIO) -> bool:
+def may_be(stream: object, out: TextIO) -> bool:
     """Return whether a stream is the terminal `out`, or one of the program's own of which that cannot be told."""
-    if stream is None:
-        return False
-    try:
-        return same_terminal(stream, out) if stream.fileno() >= 0 else True
-    except (AttributeError, ValueError, OSError):
-        # A copy to a file, and to what was there before, has no descriptor; nor has a text in memory, to which it does
-        # no harm.
-        return callable(getattr(stream, "write", None)) and not isinstance(stream, io.StringIO)
+    if stream is None or descriptor_of(stream) is not None:
+        return same_terminal(stream, out)
+    # A copy to a file, and to what was there before, has no descriptor; nor has a text in memory, to which it does no
+    # harm.
+    return callable(getattr(stream, "write", None)) and not isinstance(stream, io.StringIO)
 
 
 def _stream_handlers() -> list[logging.StreamHandler[Any]]:

@@ -26,6 +26,7 @@ class Summary:
         overrides: All others, sweeps among them.
         sweep_dir: Sweep directory.
         repeatable: Whether the sweeper would propose the same jobs once more.
+        one_batch: Whether it hands over all of them at once.
     """
 
     command: tuple[str, ...]
@@ -33,6 +34,7 @@ class Summary:
     overrides: tuple[str, ...]
     sweep_dir: str
     repeatable: bool
+    one_batch: bool
 
     def show(self, ledger: Ledger, numbers: Collection[int] | None = None) -> None:
         """Show the jobs that are over.
@@ -54,7 +56,7 @@ class Summary:
             jobs: Jobs that are over.
         """
         failed = [job.overrides for job in jobs if job.state is JobState.FAILED]
-        skipped = any(job.state is JobState.NEVER_STARTED for job in jobs)
+        skipped = not self.one_batch or any(job.state is JobState.NEVER_STARTED for job in jobs)
         if not self.command or not failed:
             return []
         resume = None if not self.repeatable else "unfinished" if skipped else "failed"
@@ -66,4 +68,8 @@ class Summary:
         lines = [_commands.shell_words([*command, *overrides]) for overrides in chosen]
         if not self.repeatable and len(failed) > len(chosen):
             lines.append(f"(and {len(failed) - len(chosen)} more)")
-        return ["", "Run what failed, and what was not run:" if skipped else "Run only what failed again:", *lines]
+        return [
+            "",
+            "Run what failed, and what was not run:" if skipped and self.repeatable else "Run only what failed again:",
+            *lines,
+        ]

@@ -16,6 +16,29 @@ DRAIN_INTERVAL_S = 0.005
 _PIECE = 1024
 
 
+def descriptor_of(stream: object) -> int | None:
+    """Return the descriptor of a stream, which may be anything that a program has put there; None: it has none."""
+    try:
+        descriptor = stream.fileno()  # type: ignore[attr-defined]
+    except Exception:  # noqa: BLE001  (a program's own stream may raise anything)
+        return None
+    return descriptor if isinstance(descriptor, int) and descriptor >= 0 else None
+
+
+def is_terminal(stream: object) -> bool:
+    """Return whether a stream is a terminal, as far as it tells."""
+    try:
+        return bool(stream.isatty())  # type: ignore[attr-defined]
+    except Exception:  # noqa: BLE001  (as above)
+        return False
+
+
+def encoding_of(stream: object) -> str:
+    """Return the encoding of a stream, as far as it tells."""
+    found = getattr(stream, "encoding", None)
+    return found if isinstance(found, str) and found else "utf-8"
+
+
 class Showing(Protocol):
     """A place for text that does not wait for its reader."""
 
@@ -71,15 +94,15 @@ class Terminal:
         if not self._rest:
             # What the program has begun to print comes before.
             out.flush()
-            self._rest = self._encodable(self._waiting.popleft()).encode(out.encoding)
+            self._rest = self._encodable(self._waiting.popleft()).encode(encoding_of(out))
         try:
             self._rest = self._rest[os.write(self._descriptor, self._rest) :]
         except BlockingIOError:
             return False
         return not self._rest
 
-    def finish(self, within_s: float) -> None:
-        """Write what waits, and give up what the terminal does not take for so long.
+    def finish(self, within_s: float) -> bool:
+        """Write what waits, give up what the terminal does not take, and return whether it took all.
 
         Args:
             within_s: Seconds without any progress.
@@ -92,14 +115,14 @@ class Terminal:
                 give_up_at = time.monotonic() + within_s
             before = now
             time.sleep(DRAIN_INTERVAL_S)
+        all_taken = not self._waiting and not self._rest
         self._waiting.clear()
         self._rest = b""
+        return all_taken
 
     def _is_writable(self) -> bool:
-        assert self._out is not None
-        try:
-            descriptor = self._out.fileno()
-        except (OSError, ValueError, AttributeError):
+        descriptor = descriptor_of(self._out)
+        if descriptor is None:
             return True  # Not a file of the system's, such as pytest's or a notebook's.
         watch = select.poll()
         watch.register(descriptor, select.POLLOUT)
@@ -107,19 +130,17 @@ class Terminal:
 
     def _encodable(self, text: str) -> str:
         """Return the text with a question mark for what the terminal's encoding lacks."""
-        encoding = getattr(self._out, "encoding", None) or "utf-8"
+        encoding = encoding_of(self._out)
         return text.encode(encoding, "replace").decode(encoding)
 
 
 def _opened_again(out: TextIO | None) -> int | None:
     """Open a terminal or pipe once more, so that writes to it alone do not block; None: that is not possible."""
+    descriptor = descriptor_of(out)
     try:
-        assert out is not None
-        descriptor = out.fileno()
-        mode = os.fstat(descriptor).st_mode
         # A file would be written from its start.
-        if not (stat.S_ISFIFO(mode) or os.isatty(descriptor)):
+        if descriptor is None or not (stat.S_ISFIFO(os.fstat(descriptor).st_mode) or os.isatty(descriptor)):
             return None
         return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except (AssertionError, AttributeError, OSError, ValueError):
+    except OSError:
         return None

@@ -99,7 +99,7 @@ def folder_of(job: JobRecord) -> str:
     """Return the folder with the files of a job: a later job with the same run directory has moved them aside."""
     paths = JobPaths(job.run_dir)
     folders = [paths.folder, *map(paths.earlier, sorted(_earlier(paths), reverse=True))]
-    return next((folder for folder in folders if _holds(folder, job.number)), paths.folder)
+    return next((folder for folder in folders if _holds(folder, job)), paths.folder)
 
 
 def _earlier(paths: JobPaths) -> list[int]:
@@ -111,10 +111,13 @@ def _earlier(paths: JobPaths) -> list[int]:
     return [int(end) for end in ends if end.isdecimal()]
 
 
-def _holds(folder: str, number: int) -> bool:
+def _holds(folder: str, job: JobRecord) -> bool:
     try:
         facts = json.loads(Path(folder, os.path.basename(JobPaths("").facts)).read_bytes())
-        return bool(facts["job"] == number)
+        # Not its number, which may have been another one's in an earlier run of the sweep.
+        if job.run_id:
+            return bool(facts["environment"]["TORCHELASTIC_RUN_ID"] == job.run_id)
+        return bool(facts["job"] == job.number)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 

@@ -532,3 +532,50 @@ def test_a_terminal_that_nobody_reads(runner: Runner) -> None:
         person.child.kill(signal.SIGTERM)
         runner.wait_until(lambda: state_of(person.child.pid)[0] in ("", "Z"), timeout_s=30, what="the end")
     runner.assert_nothing_left()
+
+
+TEES = """
+import sys
+sys.path.insert(0, {apps!r})
+import hydra, os, talk
+
+class Tee:
+    def __init__(self, stream):
+        self.stream = stream
+    def write(self, text):
+        return self.stream.write(text)
+    def flush(self):
+        self.stream.flush()
+{extras}
+
+@hydra.main(version_base=None, config_path=None, config_name="talk")
+def main(cfg):
+    return talk.main.__wrapped__(cfg)
+
+if __name__ == "__main__":
+    if "RANK" not in os.environ:
+        sys.{name} = Tee(sys.{name})
+    main()
+"""
+EXTRAS = {
+    "nothing": "",
+    "isatty": "    def isatty(self):\n        return True",
+    "fileno": "    def isatty(self):\n        return True\n    def fileno(self):\n        return self.stream.fileno()",
+    "no encoding": "    encoding = None\n    def fileno(self):\n        return self.stream.fileno()",
+    "not implemented": "    def fileno(self):\n        raise NotImplementedError",
+    "none": "    def fileno(self):\n        return None",
+}
+
+
+@pytest.mark.parametrize("extras", EXTRAS)
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_streams_that_lack_something(runner: Runner, name: str, extras: str) -> None:
+    """A program's own stream need not have more than `write` and `flush`, on a terminal and into a pipe."""
+    app = runner.cwd / "app.py"
+    app.write_text(TEES.format(apps=str(TALK.parent), extras=EXTRAS[extras], name=name))
+    argv = [str(app), *arguments("x=1,2")[1:]]
+    with at_terminal(runner, argv, columns=100) as person:
+        assert person.end() == 0
+    assert any("2 jobs: 2 completed, 0 failed" in line for line in person.all_lines)
+    ran = runner.python(*argv)
+    assert ran.returncode == 0 and "2 jobs: 2 completed, 0 failed" in ran.stdout

@@ -676,3 +676,54 @@ def test_keys_that_are_numbers(runner: Runner) -> None:
         "api_key: (absent) → (hidden)",
         "api_key: (hidden) → (hidden)",
     ]
+
+
+def test_directories_of_several_jobs_with_the_same_overrides(runner: Runner) -> None:
+    """A new job never runs in the directory of another one, not even of one with the same overrides."""
+    sweep(runner, "x=1,7", "value=${x}")
+    second = resume(runner, "x=7,7", "value=${x}", at_once=2)
+    assert second.returncode == 0, second.output
+    assert [Path(row["run_dir"]).name for row in table(runner)] == ["1", "1-2"]
+    shutil.rmtree(runner.cwd / "sweep" / "1")
+    third = resume(runner, "x=7,1", "value=${x}", "lines=4")
+    assert third.returncode == 0
+    assert len({row["run_dir"] for row in table(runner)}) == 2
+
+
+def test_a_deleted_directory(runner: Runner) -> None:
+    """A job whose run directory was deleted gets none that is another job's."""
+    sweep(runner, "x=1,7", "fail_x=[7]")
+    shutil.rmtree(runner.cwd / "sweep" / "1")
+    resume(runner, "x=7,1", "fail_x=[7]")
+    assert [Path(row["run_dir"]).name for row in table(runner)] == ["0-2", "0"]
+
+
+def test_logs_of_jobs_that_share_a_directory(runner: Runner) -> None:
+    """After a resume with other numbers, logs and commands are still those of the job that is asked for."""
+    shared = ("hydra.sweep.subdir=shared", "lines=1", "say=x${x}")
+    sweep(runner, "x=7,8", *shared)
+    resume(runner, "x=8,7", *shared)
+    for number, x in ((0, 8), (1, 7)):
+        shown = runner.python(
+            "-m", "hydra_plugins.hydra_ddp_subprocess_launcher._cli", "logs", "-d", "sweep", str(number)
+        )
+        assert shown.stdout.startswith(f"x{x} 0 of job"), shown.output
+
+
+def test_attempts_count_all_starts(runner: Runner) -> None:
+    """HYDRA_DDP_ATTEMPT counts every start of a job, whatever its config was in between."""
+    conf = runner.cwd / "conf"
+    conf.mkdir()
+    app = runner.cwd / "app.py"
+    app.write_text(
+        f"import sys\nsys.path.insert(0, {str(TALK.parent)!r})\nimport hydra, talk\n"
+        "@hydra.main(version_base=None, config_path='conf', config_name='config')\n"
+        "def main(cfg):\n    return talk.main.__wrapped__(cfg)\n\n"
+        "if __name__ == '__main__':\n    main()\n"
+    )
+    for key in (0, 1, 0, 2):
+        (conf / "config.yaml").write_text(f"defaults: [talk, _self_]\nkey: {key}\n")
+        assert resume(runner, "x=1", app=app).returncode == 0
+    attempts = [note["HYDRA_DDP_ATTEMPT"] for note in ran(runner) if note["what"] == "began"]
+    assert attempts == ["0", "1", "2"]
+    assert table(runner)[0]["attempts"] == "3"
