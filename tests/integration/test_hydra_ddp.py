@@ -184,7 +184,9 @@ def test_commands_run_the_ranks_again(runner: Runner) -> None:
     assert failed.returncode == 1
     lines = hydra_ddp(runner, "command", "0").stdout.splitlines()
     assert len(lines) == 2
-    script = f"({lines[0]}) & first=$!\n({lines[1]}) & second=$!\nwait $first; echo $?\nwait $second; echo $?\n"
+    both = f"({lines[0]}) & first=$!\n({lines[1]}) & second=$!\n"
+    # When both have said their last word.
+    script = f"{both}wait $first; code=$?\nwait $second; second=$?; echo $code; echo $second\n"
     ran = runner.run("bash", "-c", script, env={"TALK_DIR": str(runner.cwd)})
     assert ran.stdout.splitlines()[-2:] == ["0", "1"]
     assert "line 2 of job 0 rank 0" in ran.stdout
