@@ -136,5 +136,6 @@ def at(when: str) -> None:
     target = process_of(who)
     note(f"fault_{JOB}", target=target)
     do(how, target)
-    if who == "launcher" and how not in ("SIGSTOP", "blocks"):
+    # A keeper that is slow to look would else find that all ranks had stored their outcome before the signal.
+    if (who == "launcher" and how not in ("SIGSTOP", "blocks")) or (who, how, when) == ("keeper", "SIGTERM", "store"):
         sleep_for_ever()
