@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+# Hydra 1.4 would put a warning into each log.
+warnings.filterwarnings("ignore", "The version_base parameter")
 ConfigStore.instance().store(
     name="talk",
     node={
