@@ -289,7 +289,7 @@ def test_what_the_program_prints_comes_above(runner: Runner) -> None:
     """Prints, warnings and log lines of the launching process, also those of threads, stay whole beside the board."""
     app = runner.cwd / "app.py"
     app.write_text(
-        "import logging, sys, threading, time\n"
+        "import logging, os, sys, threading, time\n"
         f"sys.path.insert(0, {str(TALK.parent)!r})\n"
         "import hydra, talk\n"
         "@hydra.main(version_base=None, config_path=None, config_name='talk')\n"
@@ -297,6 +297,9 @@ def test_what_the_program_prints_comes_above(runner: Runner) -> None:
         "    return talk.main.__wrapped__(cfg)\n"
         "if __name__ == '__main__':\n"
         "    def chat():\n"
+        # While logging is configured, a line may come twice or never.
+        "        while not os.path.exists('sweep/0/.ddp/rank_0.log'):\n"
+        "            time.sleep(0.01)\n"
         "        for n in range(50):\n"
         "            print(f'print {n} ' + 'p' * 30)\n"
         "            sys.stderr.write(f'error {n} ' + 'e' * 30 + '\\n')\n"
