@@ -42,7 +42,7 @@ LAYERS = (
     ("_entry", "_results", "_report", "_summary", "_board", "_spawner", "_rank", "_resume"),
     ("_setup", "_plan", "_describe", "_running", "_debug"),
     ("_line", "_hub", "_restarts", "_progress"),
-    ("_jobs", "_dry_run", "_sweep"),
+    ("_ending", "_jobs", "_dry_run", "_sweep"),
     ("ddp_rank_sweeper", "ddp_subprocess_launcher"),
     COMMAND,
 )

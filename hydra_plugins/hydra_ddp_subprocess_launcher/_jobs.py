@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import selectors
-import signal
 import time
 
 from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
-from . import _keeper, _results, _signals
+from . import _results, _signals
 from ._choices import OnConfigDifference
 from ._debug import DebugSession
 from ._describe import Place, start_error, write_job
+from ._ending import HEARD, Ending
 from ._errors import JobFailedError, LauncherError
 from ._hub import Hub
 from ._line import Line
@@ -32,11 +32,6 @@ _log = logging.getLogger(__name__)
 _INSIST_INTERVAL_S = 1.0
 # Seconds between two questions for devices that others have.
 _ASK_INTERVAL_S = 0.5
-# Seconds within which signals are one order: service managers send SIGTERM and SIGHUP together, and a wrapper passes on
-# the SIGINT that a terminal sends to all.
-_ONE_ORDER_S = 0.3
-# SIGCONT, as a shell may have written onto the board while this process was stopped.
-_HEARD = (*_signals.STOP_SIGNALS, *_signals.FORWARDED_SIGNALS, *_signals.CONTINUED)
 
 
 class Batch:
@@ -54,9 +49,6 @@ class Batch:
         self._debugging = debugging
         self._overrides = {first + place: overrides for place, overrides in enumerate(job_overrides)}
         self._returns: dict[int, JobReturn] = {}
-        self._stopped_by: int | None = None
-        self._stopped_at = 0.0
-        self._gave_up = False
         self._restarts = Restarts(sweep.gate)
         self._line = Line(sweep, self._overrides, self._fail, self._settle)
         self._base = self._line.base_environment()
@@ -69,10 +61,11 @@ class Batch:
             KeyboardInterrupt: after Ctrl-C, when every rank is gone.
             SystemExit: after SIGTERM or SIGHUP, likewise, unless a handler that was there before decides otherwise.
         """
-        heard = (*_HEARD, *self._debugging.signals)
+        heard = (*HEARD, *self._debugging.signals)
         with _signals.recorded_signals(heard, impatient=True) as arrived, self._progress.shown():
             with selectors.DefaultSelector() as selector:
                 self._hub = Hub(selector)
+                self._ending = Ending(self._sweep, self._debugging, self._line, self._hub.running, self._progress)
                 selector.register(arrived.wakeup, selectors.EVENT_READ)
                 try:
                     self._run_all(arrived)
@@ -80,62 +73,23 @@ class Batch:
                     self._hub.close()
                     self._sweep.gate.close()
             # What came while the last job was looked at, or its spawner ended, counts as well.
-            self._act_on(arrived.take())
-        if self._stopped_by is not None:
-            self._leave(self._stopped_by)
+            self._ending.act_on(arrived.take())
+        self._ending.leave_if_stopped(len(self._overrides))
         self._progress.finish()
         return [self._returns[number] for number in self._overrides]
 
     def _run_all(self, arrived: _signals.RecordedSignals) -> None:
         _log.info("Launching %s, OMP_NUM_THREADS=%s", self._line.summary, self._base["OMP_NUM_THREADS"])
         while self._line.waiting or self._hub.running or self._restarts:
-            self._act_on(arrived.take())
-            self._give_up()
+            self._ending.act_on(arrived.take())
+            for number in self._ending.give_up():
+                self._finish(number, None, "", None, self._ending.too_many_failures())
             self._start_again()
             started = self._start_next()
             self._wait(ready=started or self._line.has_work)
             self._look_at_running()
             self._line.work()
         self._wait_for_devices(arrived)
-
-    # Signals
-
-    def _act_on(self, arrived: list[int]) -> None:
-        for number in arrived:
-            rank = self._debugging.receiver(number, time.monotonic()) if self._hub.running else None
-            if rank is not None or number in _signals.FORWARDED_SIGNALS:
-                for job in self._hub.running.values():
-                    job.channel.send(_keeper.Forward(number, rank))
-            elif number in _signals.STOP_SIGNALS:
-                self._stop(number)
-            else:
-                self._progress.resumed()
-
-    def _stop(self, number: int) -> None:
-        now = time.monotonic()
-        again = self._stopped_by is not None
-        if self._stopped_by is None:
-            self._stopped_by, self._stopped_at = number, now
-            self._progress.stopped(signal.Signals(number).name)
-        elif now - self._stopped_at < _ONE_ORDER_S:
-            return
-        self._line.clear()
-        if self._hub.running:
-            how = "killing" if again else "stopping"
-            hint = "" if again else " (once more: kill at once)"
-            _log.warning("%s: %s %d running jobs%s", signal.Signals(number).name, how, len(self._hub.running), hint)
-        for job in self._hub.running.values():
-            job.stop(signal.Signals(number).name, at_once=again)
-
-    def _leave(self, number: int) -> None:
-        count, completed = len(self._overrides), self._progress.completed
-        name = signal.Signals(number).name
-        _log.warning("Stopped by %s: %d of %d jobs did not complete", name, count - completed, count)
-        self._progress.finish()
-        handler = signal.getsignal(number)
-        if callable(handler):
-            handler(number, None)
-        raise SystemExit(128 + number)
 
     # Starting
 
@@ -153,12 +107,12 @@ class Batch:
 
     def _start_again(self) -> None:
         """Start jobs once more whose devices have let go of the last start."""
-        for pause in self._restarts.take_ready(all_of_them=self._ending):
-            error = None if self._ending else self._start(pause.plan, pause.devices, pause.following)
+        for pause in self._restarts.take_ready(all_of_them=self._ending.starts_none):
+            error = None if self._ending.starts_none else self._start(pause.plan, pause.devices, pause.following)
             if error is not None:
                 # What it failed of before says more than that.
                 _log.error("#%d : cannot be started again: %s", pause.plan.number, shown(str(error)))
-            if error is not None or self._ending:
+            if error is not None or self._ending.starts_none:
                 self._end_for_good(pause.plan, pause.following, pause.verdict)
 
     def _settle(self, plan: PlannedJob) -> bool:
@@ -168,34 +122,11 @@ class Batch:
             decision = self._sweep.earlier.decide(plan.known, plan.config_yaml, plan.config_hash)
             self._progress.decided(plan, decision)
             verdict = decision.verdict
-        if verdict is None and self._gave_up:
-            verdict = self._too_many_failures()
+        if verdict is None and self._ending.gave_up:
+            verdict = self._ending.too_many_failures()
         if verdict is not None:
             self._finish(plan.number, plan.config, plan.run_dir, None, verdict)
         return verdict is not None
-
-    @property
-    def _ending(self) -> bool:
-        """Whether no job shall be started any more, not even once more."""
-        return self._stopped_by is not None or (self._gave_up and self._sweep.settings.stop_running)
-
-    def _give_up(self) -> None:
-        """Start no more jobs when too many have failed (`max_failures`)."""
-        settings, failures = self._sweep.settings, self._sweep.ledger.failures
-        if settings.max_failures is None or failures < settings.max_failures or self._gave_up:
-            return
-        self._gave_up = True
-        _log.error("%d failed (max_failures=%d): no more jobs are started", failures, settings.max_failures)
-        # Of a sweep that is resumed, those that wait may be done: that shows when they are composed.
-        for number in self._line.clear() if self._sweep.earlier is None else self._line.drop_ready():
-            self._finish(number, None, "", None, self._too_many_failures())
-        if settings.stop_running:
-            for job in self._hub.running.values():
-                job.stop(f"max_failures={settings.max_failures} was reached")
-
-    def _too_many_failures(self) -> Verdict:
-        failures = self._sweep.ledger.failures
-        return _results.skipped(f"{failures} failed before it (max_failures={self._sweep.settings.max_failures})")
 
     def _fail(self, number: int, error: Exception) -> None:
         self._finish(number, None, "", None, _results.failed_before_start(error))
@@ -221,7 +152,7 @@ class Batch:
         job = RunningJob(plan, paths, place, attempt, run_id, spec.limits, link, channel, tees)
         self._hub.add(job)
         self._progress.started(plan, attempt, place, run_id)
-        if self._stopped_by is not None:
+        if self._ending.stopped:
             job.stop("the sweep was stopped")
         return None
 
@@ -263,11 +194,11 @@ class Batch:
 
     def _wait_for_devices(self, arrived: _signals.RecordedSignals) -> None:
         """Leave no device to others that still holds what a job of ours left on it."""
-        if not self._sweep.gate.settled and not self._stopped_by:
+        if not self._sweep.gate.settled and not self._ending.stopped:
             _log.info("Waiting until the processes of the last jobs are off their devices")
-        while not self._sweep.gate.settled and not self._stopped_by:
+        while not self._sweep.gate.settled and not self._ending.stopped:
             self._hub.wait(LOOK_INTERVAL_S)
-            self._act_on(arrived.take())
+            self._ending.act_on(arrived.take())
 
     # Ending
 
@@ -280,7 +211,7 @@ class Batch:
         self._hub.remove(job)
         self._compare_configs(job)
         verdict = self._verdict(job)
-        again = None if self._ending else job.next_attempt(verdict, self._sweep.settings)
+        again = None if self._ending.starts_none else job.next_attempt(verdict, self._sweep.settings)
         if job.difference and self._sweep.settings.check_config is OnConfigDifference.error:
             # The ranks may have been done before the difference was seen. To start again would not mend it.
             verdict = _results.failed_before_start(JobFailedError(f"{job.difference} (check_config=error)"))
