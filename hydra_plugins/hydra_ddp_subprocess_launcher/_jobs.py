@@ -152,8 +152,6 @@ class Batch:
         job = RunningJob(plan, paths, place, attempt, run_id, spec.limits, link, channel, tees)
         self._hub.add(job)
         self._progress.started(plan, attempt, place, run_id)
-        if self._ending.stopped:
-            job.stop("the sweep was stopped")
         return None
 
     # Watching
