@@ -20,6 +20,7 @@ from ._line import Line
 from ._plan import PlannedJob
 from ._port import reserve_port
 from ._report import override_line, shown
+from ._resume import Decision
 from ._setup import Sweep
 
 _ENV_SET = re.compile(r"(\+*hydra\.job\.env_set\.(\w+))=")
@@ -135,12 +136,9 @@ class _Rehearsal:
             self._shown[plan.number] = _ShownJob(lines, job_return)
         return place
 
-    def _settle(self, plan: PlannedJob) -> bool:
+    def _settle(self, plan: PlannedJob, decision: Decision | None) -> bool:
         """Show a job that an earlier run has settled; return whether there is nothing to run."""
-        if self._sweep.earlier is None:
-            return False
-        decision = self._sweep.earlier.decide(plan.known, plan.config_yaml, plan.config_hash)
-        if decision.verdict is None:
+        if decision is None or decision.verdict is None:
             return False
         line = shell_comment(f"job {plan.number}: {override_line(plan.overrides)}: is not run: {decision.why}")
         job_return = _results.make_job_return(

@@ -24,6 +24,7 @@ from ._progress import Progress
 from ._report import shown
 from ._restarts import Pause, Restarts
 from ._results import Verdict
+from ._resume import Decision
 from ._running import RunningJob
 from ._setup import Sweep
 
@@ -115,11 +116,10 @@ class Batch:
             if error is not None or self._ending.starts_none:
                 self._end_for_good(pause.plan, pause.following, pause.verdict)
 
-    def _settle(self, plan: PlannedJob) -> bool:
+    def _settle(self, plan: PlannedJob, decision: Decision | None) -> bool:
         """Deal with a job that is not to be run; return whether it is one."""
         verdict = None
-        if self._sweep.earlier is not None:
-            decision = self._sweep.earlier.decide(plan.known, plan.config_yaml, plan.config_hash)
+        if decision is not None:
             self._progress.decided(plan, decision)
             verdict = decision.verdict
         if verdict is None and self._ending.gave_up:

@@ -13,6 +13,7 @@ from ._errors import OptionError
 from ._freeze import KeptConfig
 from ._plan import PlannedJob, compose_job, plan_job
 from ._report import override_line
+from ._resume import Decision
 from ._schedule import Schedule
 from ._settings import read_nproc
 from ._setup import Sweep
@@ -27,7 +28,8 @@ class Line:
         sweep: What is the same for all of them.
         overrides: Override strings of each job, by its number, in order.
         fail: Is told of jobs that cannot start, which leave the line.
-        settle: Says of a job whether it is over without being run; it then leaves the line.
+        settle: Is told of jobs that are ready what earlier runs have left to do of them (None: nothing is resumed), and
+            says whether a job is over without being run; it then leaves the line.
 
     Raises:
         OptionError: when a job is known to fit never.
@@ -38,7 +40,7 @@ class Line:
         sweep: Sweep,
         overrides: Mapping[int, Sequence[str]],
         fail: Callable[[int, Exception], None],
-        settle: Callable[[PlannedJob], bool],
+        settle: Callable[[PlannedJob, Decision | None], bool],
     ) -> None:
         self._sweep = sweep
         self._overrides = overrides
@@ -179,7 +181,9 @@ class Line:
         except Exception as error:  # noqa: BLE001  (as above)
             self._drop(number, error)
             return
-        if self._settle(plan):
+        earlier = self._sweep.earlier
+        decision = None if earlier is None else earlier.decide(plan.known, plan.config_yaml, plan.config_hash)
+        if self._settle(plan, decision):
             self._schedule.drop(number)
             return
         self._planned[number] = plan
