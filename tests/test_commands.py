@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from hydra_plugins.hydra_ddp_subprocess_launcher._commands import (
-    evaluated,
     overrides_again,
     rank_line,
+    repeat_line,
     shell_comment,
     shell_words,
 )
@@ -122,9 +122,9 @@ def test_the_sweep_of_the_failed_jobs() -> None:
 
 
 @pytest.mark.parametrize("found", [True, False])
-def test_a_line_that_evaluates_another(found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_that_repeats_a_rank(found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The console command is named as the shell finds it, else by its path."""
     monkeypatch.setattr(shutil, "which", lambda _name: "/bin/hydra-ddp" if found else None)
     program = "hydra-ddp" if found else os.path.join(os.path.dirname(sys.executable), "hydra-ddp")
-    line = evaluated("command", "/a sweep/it's", 3, 1)
+    line = repeat_line("/a sweep/it's", 3, 1)
     assert line == f"eval \"$({program} command -d '/a sweep/it'\"'\"'s' 3 1)\""

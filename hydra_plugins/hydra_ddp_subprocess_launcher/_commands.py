@@ -96,19 +96,19 @@ def shell_words(argv: Sequence[str]) -> str:
     return " ".join(map(_quoted, argv))
 
 
-def evaluated(command: str, sweep_dir: str, *arguments: object) -> str:
-    """Return the line that runs what a command of `hydra-ddp` prints.
+def repeat_line(sweep_dir: str, job: int, rank: int) -> str:
+    """Return a short line that runs one rank of a job again: what `hydra-ddp command` prints, evaluated.
 
     Args:
-        command: Such as `command`.
         sweep_dir: Sweep directory.
-        arguments: Of the command.
+        job: Number of the job.
+        rank: The rank.
     """
     program = "hydra-ddp"
     if shutil.which(program) is None:
         # The virtual environment is not on the path.
         program = os.path.join(os.path.dirname(sys.executable), program)
-    words = shell_words([program, command, "-d", sweep_dir, *map(str, arguments)])
+    words = shell_words([program, "command", "-d", sweep_dir, str(job), str(rank)])
     return f'eval "$({words})"'
 
 

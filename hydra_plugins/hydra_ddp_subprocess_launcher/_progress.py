@@ -143,7 +143,7 @@ class Progress:
         if self._ledger.record.jobs[number].attempts == 0:
             return []
         rank = verdict.rank or 0
-        return [f"Repeat rank {rank}: {_commands.evaluated('command', self._sweep.paths.sweep_dir, number, rank)}"]
+        return [f"Repeat rank {rank}: {_commands.repeat_line(self._sweep.paths.sweep_dir, number, rank)}"]
 
     @property
     def completed(self) -> int:
