@@ -165,19 +165,19 @@ def test_clock(seconds: float, text: str) -> None:
 def test_the_time_that_is_left() -> None:
     """It follows the jobs that completed, what the running ones have had, and how many run at a time."""
     record = SweepRecord()
-    assert seconds_left(record, NOW) is None
+    assert seconds_left(record.by_state(), record.at_once, NOW) is None
     record.apply(JobsAdded(0, 0, tuple((f"x={number}",) for number in range(8)), 2))
     record.apply(JobStarted(NOW - 100, 0, 0, 1, (), "/run"))
-    assert seconds_left(record, NOW) is None
+    assert seconds_left(record.by_state(), record.at_once, NOW) is None
     record.apply(JobEnded(NOW, 0, False, None, "", "bad", 2.0))
-    assert seconds_left(record, NOW) == 7 * 2.0 / 2
+    assert seconds_left(record.by_state(), record.at_once, NOW) == 7 * 2.0 / 2
     record.apply(JobStarted(NOW - 100, 1, 0, 1, (), "/run"))
     record.apply(JobEnded(NOW, 1, True, 1, "1", "", 100.0))
-    assert seconds_left(record, NOW) == 6 * 100.0 / 2
+    assert seconds_left(record.by_state(), record.at_once, NOW) == 6 * 100.0 / 2
     record.apply(JobStarted(NOW - 60, 2, 0, 1, (), "/run"))
     record.apply(JobStarted(NOW - 500, 3, 0, 1, (), "/run"))
-    assert seconds_left(record, NOW) == (4 * 100.0 + 40.0) / 2
+    assert seconds_left(record.by_state(), record.at_once, NOW) == (4 * 100.0 + 40.0) / 2
     for number in range(2, 7):
         record.apply(JobEnded(NOW, number, True, 1, "1", "", 100.0))
     record.apply(JobStarted(NOW, 7, 0, 1, (), "/run"))
-    assert seconds_left(record, NOW) == 100.0
+    assert seconds_left(record.by_state(), record.at_once, NOW) == 100.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Callable, Sequence
-from typing import TextIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import TextIO, TypeAlias
 
 from hydra.core.utils import filter_overrides
 from rich.console import Console, Group, RenderableType
@@ -17,6 +17,7 @@ from ._files import JobPaths
 from ._logs import last_lines, printable
 from ._records import JobRecord, JobState, SweepRecord
 
+_ByState: TypeAlias = Mapping[JobState, Sequence[JobRecord]]
 # Below it there is no room for a table with the last line of a log in it.
 _NARROW = 70
 # Of the screen's lines, what rows of jobs may take; the rest is for the lines above.
@@ -80,7 +81,8 @@ def board(
         ascii_only: Whether nothing but ASCII can be shown.
     """
     width, height = size
-    running = record.in_state(JobState.RUNNING, JobState.PAUSED)
+    by_state = record.by_state()
+    running = sorted(by_state[JobState.RUNNING] + by_state[JobState.PAUSED], key=lambda job: job.number)
     narrow = width < _NARROW
     most = max(1, int(height * _SHARE_OF_LINES) // (2 if narrow else 1))
     shown, more = running[:most], len(running) - most
@@ -89,7 +91,7 @@ def board(
         parts.append((_narrow_table if narrow else _wide_table)(record, shown, now, last_line))
     if more > 0:
         parts.append(Text(f"… and {more} more running", style="dim"))
-    parts.append(_summary(record, now, width, ascii_only=ascii_only))
+    parts.append(_summary(by_state, seconds_left(by_state, record.at_once, now), now, width, ascii_only=ascii_only))
     return Group(*parts)
 
 
@@ -148,16 +150,15 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _summary(record: SweepRecord, now: float, width: int, *, ascii_only: bool) -> RenderableType:
-    counts = {state: len(record.in_state(state)) for state in JobState}
+def _summary(by_state: _ByState, left: float | None, now: float, width: int, *, ascii_only: bool) -> RenderableType:
+    counts = {state: len(jobs) for state, jobs in by_state.items()}
     counts[JobState.RUNNING] += counts.pop(JobState.PAUSED)
-    said = [f"{counts[JobState.COMPLETED]}/{len(record.jobs)} done"]
+    said = [f"{counts[JobState.COMPLETED]}/{sum(counts.values())} done"]
     said += [
         f"{counts[state]} {state.value.lower()}"
         for state in (JobState.FAILED, JobState.RUNNING, JobState.WAITING)
         if counts[state]
     ]
-    left = seconds_left(record, now)
     if left is not None:
         until = f", until {time.strftime('%H:%M', time.localtime(now + left))}" if width >= _WIDE else ""
         said.append(f"{clock(left)} left{until}")
@@ -178,16 +179,21 @@ def _bar(counts: dict[JobState, int], length: int, *, ascii_only: bool) -> Text:
     return bar
 
 
-def seconds_left(record: SweepRecord, now: float) -> float | None:
+def seconds_left(by_state: _ByState, at_once: int, now: float) -> float | None:
     """Estimate how long the jobs that are known will take; None before one has ended.
 
     As if each took as long as the mean of those that completed, or failed where none has, and no device were idle.
+
+    Args:
+        by_state: The jobs.
+        at_once: Most of them that run at a time.
+        now: Unix time in seconds.
     """
-    over = record.in_state(JobState.COMPLETED) or record.in_state(JobState.FAILED)
+    over = by_state[JobState.COMPLETED] or by_state[JobState.FAILED]
     took = [job.seconds for job in over if job.seconds is not None]
-    rest = record.in_state(JobState.RUNNING, JobState.PAUSED, JobState.WAITING)
+    rest = [job for state in (JobState.RUNNING, JobState.PAUSED, JobState.WAITING) for job in by_state[state]]
     if not took or not rest:
         return None
     mean = sum(took) / len(took)
     left = [max(0.0, mean - (now - job.began_at)) if job.began_at is not None else mean for job in rest]
-    return max(sum(left) / max(1, record.at_once), *left)
+    return max(sum(left) / max(1, at_once), *left)

@@ -177,13 +177,13 @@ def _hides_devices(name: str) -> bool:
 
 def _sweep_info(sight: Sight) -> SweepInfo:
     record = sight.record
-    counts = {state.value: len(record.in_state(state)) for state in JobState}
-    causes = [f"job {job.number}: {job.cause}" for job in record.in_state(JobState.FAILED)]
+    by_state = record.by_state()
+    causes = [f"job {job.number}: {job.cause}" for job in by_state[JobState.FAILED]]
     return SweepInfo(
         argv=() if record.began is None else record.began.argv,
         launcher="" if record.began is None else record.began.launcher,
         standing=in_words(sight),
-        jobs={state: count for state, count in counts.items() if count},
+        jobs={state.value: len(jobs) for state, jobs in by_state.items() if jobs},
         first_causes=tuple(causes[:_MOST_CAUSES]),
     )
 

@@ -142,6 +142,13 @@ class SweepRecord:
         """Return the jobs that this run of the sweep, and not only an earlier one, has started or ended."""
         return [job for job in self.jobs.values() if job.state not in (JobState.WAITING, JobState.NEVER_STARTED)]
 
+    def by_state(self) -> dict[JobState, list[JobRecord]]:
+        """Return the jobs by the state they are in; of every state there is a list."""
+        found: dict[JobState, list[JobRecord]] = {state: [] for state in JobState}
+        for job in self.jobs.values():
+            found[job.state].append(job)
+        return found
+
     def in_state(self, *states: JobState) -> list[JobRecord]:
         """Return the jobs that are in one of these states."""
         return [job for job in self.jobs.values() if job.state in states]
