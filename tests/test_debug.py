@@ -174,7 +174,7 @@ def test_which_logs_are_shown(
     """A log that is shown alone has no prefix, unless rank 0 is on the terminal beside it: it shows itself."""
     settings = SimpleNamespace(debug=debug, tee_ranks=tee_ranks, progress=ShowProgress.plain)
     sweep: Any = SimpleNamespace(settings=settings, ledger=SimpleNamespace(note=lambda event: None), task="")
-    plan: Any = SimpleNamespace(number=3, nproc=2)
+    plan: Any = SimpleNamespace(number=3, world_size=2)
     tees = Progress(sweep, {3: []}, 1).tees(plan, JobPaths(str(tmp_path)))
     assert [tee._prefix for tee in tees] == prefixes
 

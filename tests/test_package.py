@@ -35,19 +35,32 @@ LAYERS = (
         "_locks",
         "_nvml",
     ),
-    ("_records", "_journal", "_claim", "_screen", "_streams"),
+    ("_peers", "_records", "_journal", "_claim", "_screen", "_streams"),
     ("_rules", "_environment", "_program", "_tasks", "_sources", "_devices", "_files", "_results_csv", "_ledger"),
-    ("_commands", "_footprint"),
-    ("config", "_settings", "_freeze", "_keeper", "_outcome", "_failures"),
-    ("_entry", "_results", "_report", "_summary", "_board", "_spawner", "_rank", "_resume"),
-    ("_setup", "_plan", "_describe", "_running", "_debug"),
-    ("_line", "_hub", "_restarts", "_progress"),
-    ("_ending", "_jobs", "_dry_run", "_sweep"),
+    ("_commands", "_footprint", "_start", "_keeper", "_spawner"),
+    # One node's groups of a job.
+    ("_running", "_hub", "_node", "_nodes", "_gathering"),
+    ("config", "_settings", "_freeze", "_outcome", "_failures"),
+    ("_entry", "_results", "_report", "_summary", "_board", "_rank", "_resume"),
+    ("_setup", "_plan", "_describe", "_debug"),
+    ("_line", "_restarts", "_progress"),
+    ("_ending", "_jobs", "_dry_run", "_follower", "_sweep"),
     ("ddp_rank_sweeper", "ddp_subprocess_launcher"),
     COMMAND,
 )
 # These run in processes that must stay small.
-SMALL = {"_choices", "_specs", "_signals", "_process", "_channel", "_rules", "_keeper", "_spawner"}
+SMALL = {
+    "_choices",
+    "_specs",
+    "_signals",
+    "_machine",
+    "_process",
+    "_channel",
+    "_peers",
+    "_rules",
+    "_keeper",
+    "_spawner",
+}
 
 
 def imports(module: str) -> set[str]:

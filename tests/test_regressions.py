@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from starts import job_start
 from test_spawner import Job, link, spec  # noqa: F401
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _files
@@ -41,7 +42,7 @@ def test_lines_that_end_in_crlf(tmp_path: Path) -> None:
 
 def test_a_limit_is_not_met_by_ranks_that_ended() -> None:
     """Limits are about ranks that run: after the last good exit there is none to be ended."""
-    rules = GroupRules(1, Limits(15, exit_timeout_s=0), 0.0)
+    rules = GroupRules(range(1), Limits(15, exit_timeout_s=0), 0.0)
     rules.outcome_stored(0, 5.0)
     rules.rank_exited(0, 0, 5.0)
     rules.decide(5.0)
@@ -119,8 +120,8 @@ def test_who_lost_a_peer_is_not_the_cause(tmp_path: Path) -> None:
         outcome = Outcome(completed=False, summary=summary, traceback=summary, failed_at=at, run_id="run")
         _files.write_outcome(paths, rank, outcome)
     exits = (RankExit(0, 1, 1.0, False), RankExit(1, -15, 2.0, True))
-    verdict = judge(GroupReport(exits, StopReason.RANK_FAILED, 0, "", 9.0), 2, paths, "run")
+    verdict = judge(GroupReport(exits, StopReason.RANK_FAILED, 0, "", 9.0), job_start(paths.run_dir, 2, "run"))
     assert verdict.cause == "rank 1: ValueError: boom"
     os.unlink(paths.failure(1))
-    alone = judge(GroupReport(exits, StopReason.RANK_FAILED, 0, "", 9.0), 2, paths, "run")
+    alone = judge(GroupReport(exits, StopReason.RANK_FAILED, 0, "", 9.0), job_start(paths.run_dir, 2, "run"))
     assert "look at the logs of the other ranks" in alone.block

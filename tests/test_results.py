@@ -17,6 +17,7 @@ from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
+from starts import job_start
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _files, _results
 from hydra_plugins.hydra_ddp_subprocess_launcher._errors import JobFailedError, LauncherError, RankTraceback
@@ -74,7 +75,7 @@ def verdict(paths: JobPaths) -> Callable[..., Verdict]:
         for rank, outcome in enumerate(outcomes):
             if outcome is not None:
                 _files.write_outcome(paths, rank, outcome)
-        return judge(report, len(outcomes), paths, RUN)
+        return judge(report, job_start(paths.run_dir, len(outcomes), RUN))
 
     return judge_it
 
@@ -88,7 +89,7 @@ def test_last_lines_of_a_job_that_is_debugged(paths: JobPaths) -> None:
         Path(paths.log(rank)).write_text(f"rank {rank} says\n")
     for rank, debug, shown in ((0, False, True), (0, True, False), (1, True, True)):
         ended = report((rank, 3), (1 - rank, -15, True), reason=RANK_FAILED, cause=rank)
-        block = judge(ended, 2, paths, RUN, debug=debug).block
+        block = judge(ended, job_start(paths.run_dir, 2, RUN, terminal=debug)).block
         assert f"rank {rank} failed with exit code 3" in block
         assert (f"Last lines of rank {rank}:\n  rank {rank} says" in block) == shown
 

@@ -42,7 +42,7 @@ class Played:
     notes: list[tuple[float, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.rules = GroupRules(self.nproc, self.limits, BEGAN)
+        self.rules = GroupRules(range(self.nproc), self.limits, BEGAN)
 
     def look(self, after_s: float) -> Action:
         """Ask at a time, and keep what is not WAIT."""

@@ -13,14 +13,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starts import job_start
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _running
 from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
 from hydra_plugins.hydra_ddp_subprocess_launcher._keeper import Started
-from hydra_plugins.hydra_ddp_subprocess_launcher._plan import Attempt
 from hydra_plugins.hydra_ddp_subprocess_launcher._results import Verdict
 from hydra_plugins.hydra_ddp_subprocess_launcher._running import RunningJob
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, Limits
+from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport
+from hydra_plugins.hydra_ddp_subprocess_launcher._start import Attempt
 
 NOTHING: Any = None
 
@@ -46,7 +47,7 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
 
 
 def running_job(link: Any, channel: Channel) -> RunningJob:
-    return RunningJob(NOTHING, NOTHING, NOTHING, Attempt(), "run", Limits(1.0), link, channel, [])
+    return RunningJob(job_start("/nowhere", 1), NOTHING, Attempt(), link, channel, [])
 
 
 def test_a_report_through_a_socket_that_stays_open(ends: tuple[Channel, Channel]) -> None:

@@ -6,34 +6,20 @@ import json
 import os
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from . import _commands, _environment, _files, _program
 from ._entry import rank_command
 from ._errors import StartError
-from ._plan import Attempt, PlannedJob
-from ._port import ReservedPort
+from ._plan import PlannedJob
 from ._setup import Sweep
 from ._specs import GroupSpec
-
-
-@dataclass(frozen=True)
-class Place:
-    """What a job holds while it runs.
-
-    Attributes:
-        devices: Ids of its devices; empty: none.
-        port: Its rendezvous port.
-    """
-
-    devices: tuple[str, ...]
-    port: ReservedPort
+from ._start import Attempt, JobStart, Place, group_spec
 
 
 def write_job(
     sweep: Sweep, job: PlannedJob, attempt: Attempt, place: Place, base: Mapping[str, str]
-) -> tuple[_files.JobPaths, GroupSpec]:
-    """Write what the ranks read into the run directory and return what a keeper needs.
+) -> tuple[JobStart, GroupSpec]:
+    """Write what the ranks read into the run directory, and return the start of the job and what a keeper needs.
 
     Args:
         sweep: The sweep.
@@ -48,97 +34,91 @@ def write_job(
     """
     paths = _files.JobPaths(job.run_dir)
     _files.make_job_folder(paths)
-    group = describe_group(sweep, job, attempt, place, _files.write_payload(paths, job.payload))
-    spec, facts = describe_job(sweep, job, group, base)
-    _files.write_text(paths.facts, json.dumps(facts, indent=2) + "\n")
+    start = describe_start(sweep, job, attempt, place, _files.write_payload(paths, job.payload))
+    spec = group_spec(start, base)
+    _files.write_text(paths.facts, json.dumps(job_facts(start, base), indent=2) + "\n")
     _files.write_private(paths.config, job.config_yaml.encode("utf-8", "surrogateescape"))
-    return paths, spec
+    return start, spec
 
 
-def describe_group(
-    sweep: Sweep, job: PlannedJob, attempt: Attempt, place: Place, payload_digest: str | None
-) -> _environment.GroupEnvironment:
-    """Return what the variables of a job's ranks are made from.
+def describe_start(
+    sweep: Sweep,
+    job: PlannedJob,
+    attempt: Attempt,
+    place: Place,
+    source: str | _program.Recipe,
+) -> JobStart:
+    """Return one start of a job, without writing anything.
 
     Args:
         sweep: The sweep.
         job: The job.
         attempt: Which start of it this is.
         place: Where it runs.
-        payload_digest: SHA-256 of the payload; None: its ranks compose its config themselves.
+        source: SHA-256 of the payload that its ranks read, or how they compose its config themselves.
     """
     paths = _files.JobPaths(job.run_dir)
-    return _environment.GroupEnvironment(
+    recipe, payload_digest = (None, source) if isinstance(source, str) else (source, None)
+    argv, cwd = rank_command(sweep.entry, sweep.settings.wrapper, job.run_dir, job.overrides, recipe)
+    run_id = f"hydra-ddp-{uuid.uuid4().hex[:12]}-job{job.number}"
+    group = _environment.GroupEnvironment(
         nproc=job.nproc,
         master_addr=place.port.address,
         master_port=place.port.number,
-        run_id=f"hydra-ddp-{uuid.uuid4().hex[:12]}-job{job.number}",
+        run_id=run_id,
         attempt=attempt.number,
         restart_count=attempt.restarts,
         max_restarts=sweep.settings.max_restarts,
         devices=place.devices or None,
         device_env_var=sweep.settings.device_env_var,
-        error_files=tuple(map(paths.error, range(job.nproc))),
+        error_files=tuple(map(paths.error, range(job.world_size))),
         payload_digest=payload_digest,
         job_num=job.number,
         sweep_dir=job.frozen.sweep_dir,
         locked=sweep.gate.lock_names(place.devices),
+        nnodes=job.nnodes,
+    )
+    return JobStart(
+        number=job.number,
+        overrides=job.overrides,
+        run_dir=job.run_dir,
+        argv=argv,
+        cwd=cwd,
+        env_set=job.frozen.env_set,
+        group=group,
+        limits=sweep.settings.limits,
+        terminal=sweep.settings.debug,
+        meeting=os.path.join(sweep.gathering.job_folder(job.number), run_id) if sweep.gathering is not None else "",
     )
 
 
-def describe_job(
-    sweep: Sweep,
-    job: PlannedJob,
-    group: _environment.GroupEnvironment,
-    base: Mapping[str, str],
-    recipe: _program.Recipe | None = None,
-) -> tuple[GroupSpec, dict[str, object]]:
-    """Return what a keeper needs and what `job.json` has, without writing anything.
+def job_facts(start: JobStart, base: Mapping[str, str]) -> dict[str, object]:
+    """Return what `job.json` has: what is worth knowing about a job; of the environment, what differs from ours.
 
     Args:
-        sweep: The sweep.
-        job: The job.
-        group: What its variables are made from.
+        start: Its start.
         base: What all ranks start from.
-        recipe: How its ranks compose its config themselves; None: they read a payload.
 
     Raises:
         StartError: when the job's environment contradicts its devices.
     """
-    paths = _files.JobPaths(job.run_dir)
-    ranks = range(job.nproc)
-    argv, cwd = rank_command(sweep.entry, sweep.settings.wrapper, job.run_dir, job.overrides, recipe)
-    spec = GroupSpec(
-        argv=argv,
-        cwd=cwd,
-        environment=_environment.group_environment(base, job.frozen.env_set, group),
-        rank_environments=_environment.rank_environments(group),
-        log_files=tuple(map(paths.log, ranks)),
-        outcome_files=tuple(map(paths.outcome, ranks)),
-        failure_files=tuple(map(paths.failure, ranks)),
-        limits=sweep.settings.limits,
-        terminal=sweep.settings.debug,
-    )
-    return spec, _facts(job, spec, os.environ)
-
-
-def _facts(job: PlannedJob, spec: GroupSpec, ours: Mapping[str, str]) -> dict[str, object]:
-    """Return what is worth knowing about a job; of the environment, what differs from `ours`."""
+    ours = os.environ
+    environment = _environment.group_environment(base, start.env_set, start.group)
 
     def shown(environment: Mapping[str, str]) -> dict[str, str]:
         changed = {name: value for name, value in environment.items() if ours.get(name) != value}
         return {name: f"${name}" if _commands.is_secret(name) else value for name, value in sorted(changed.items())}
 
     return {
-        "job": job.number,
-        "overrides": list(job.overrides),
-        "run_dir": job.run_dir,
-        "nproc": job.nproc,
-        "argv": list(spec.argv),
-        "cwd": spec.cwd,
-        "environment": shown(spec.environment),
-        "environment_removed": sorted(name for name in ours if name not in spec.environment),
-        "rank_environments": [shown(own) for own in spec.rank_environments],
+        "job": start.number,
+        "overrides": list(start.overrides),
+        "run_dir": start.run_dir,
+        "nproc": start.group.world_size,
+        "argv": list(start.argv),
+        "cwd": start.cwd,
+        "environment": shown(environment),
+        "environment_removed": sorted(name for name in ours if name not in environment),
+        "rank_environments": [shown(own) for own in _environment.rank_environments(start.group)],
     }
 
 

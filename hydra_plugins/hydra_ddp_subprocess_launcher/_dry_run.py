@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from . import _freeze, _program, _results
 from ._commands import has_secret, is_secret, rank_line, shell_comment
-from ._describe import Place, describe_group, describe_job, start_error
+from ._describe import describe_start, job_facts, start_error
 from ._entry import ProgramEntry
 from ._errors import LauncherError
 from ._footprint import Footprint
@@ -22,6 +22,7 @@ from ._port import reserve_port
 from ._report import override_line, shown
 from ._resume import Decision
 from ._setup import Sweep
+from ._start import Place
 
 _ENV_SET = re.compile(r"(\+*hydra\.job\.env_set\.(\w+))=")
 _HEADER = "Nothing is started. Each line below a job is one rank: run those of a job at the same time, a shell each."
@@ -156,9 +157,8 @@ class _Rehearsal:
 
     def _job_lines(self, plan: PlannedJob, place: Place) -> tuple[str, ...]:
         recipe = self._recipe(plan)
-        group = describe_group(self._sweep, plan, plan.first_attempt, place, None)
-        _, facts = describe_job(self._sweep, plan, group, self._base, recipe)
-        commands = [rank_line(facts, rank) for rank in range(plan.nproc)]
+        facts = job_facts(describe_start(self._sweep, plan, plan.first_attempt, place, recipe), self._base)
+        commands = [rank_line(facts, rank) for rank in range(plan.world_size)]
         why_not = ""
         if not isinstance(self._sweep.entry, ProgramEntry):
             why_not = _NO_PROGRAM

@@ -38,7 +38,7 @@ class GroupEnvironment:
     """What the variables of one job's ranks are made from.
 
     Attributes:
-        nproc: Number of ranks.
+        nproc: Number of ranks on each node.
         master_addr: Address at which rank 0 listens.
         master_port: Port at which rank 0 listens.
         run_id: Name of this attempt, unique on the machine.
@@ -47,11 +47,12 @@ class GroupEnvironment:
         max_restarts: Restarts the job may have in all.
         devices: Ids of the job's devices; None: leave the visible-devices variable as it is.
         device_env_var: Name of the visible-devices variable.
-        error_files: One path a rank, for torchrun's error file.
+        error_files: One path a rank, on whatever node, for torchrun's error file.
         payload_digest: SHA-256 of the payload, hexadecimal; None: there is none.
         job_num: Number of the job.
         sweep_dir: Sweep directory, absolute.
         locked: Names under which the job's devices are locked.
+        nnodes: Number of nodes.
     """
 
     nproc: int
@@ -68,6 +69,12 @@ class GroupEnvironment:
     job_num: int
     sweep_dir: str
     locked: tuple[str, ...] = ()
+    nnodes: int = 1
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks on all nodes."""
+        return self.nnodes * self.nproc
 
 
 def scrub(inherited: Mapping[str, str], at_start: Mapping[str, str] | None) -> dict[str, str]:
@@ -118,13 +125,11 @@ def group_environment(base: Mapping[str, str], env_set: Mapping[str, str], group
     for name, value in defaults.items():
         environment.setdefault(name, value)
     environment |= {
-        "WORLD_SIZE": str(group.nproc),
+        "WORLD_SIZE": str(group.world_size),
         "LOCAL_WORLD_SIZE": str(group.nproc),
-        "GROUP_RANK": "0",
-        "NODE_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
+        "GROUP_WORLD_SIZE": str(group.nnodes),
         "ROLE_NAME": "default",
-        "ROLE_WORLD_SIZE": str(group.nproc),
+        "ROLE_WORLD_SIZE": str(group.world_size),
         "MASTER_ADDR": group.master_addr,
         "MASTER_PORT": str(group.master_port),
         "TORCHELASTIC_RUN_ID": group.run_id,
@@ -142,15 +147,17 @@ def group_environment(base: Mapping[str, str], env_set: Mapping[str, str], group
 
 
 def rank_environments(group: GroupEnvironment) -> tuple[dict[str, str], ...]:
-    """Return what each rank has of its own, to be laid over the group's: one mapping a rank."""
+    """Return what each rank has of its own, to be laid over the group's: one mapping a rank, on whatever node."""
     return tuple(
         {
             "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
+            "LOCAL_RANK": str(rank % group.nproc),
             "ROLE_RANK": str(rank),
+            "GROUP_RANK": str(rank // group.nproc),
+            "NODE_RANK": str(rank // group.nproc),
             "TORCHELASTIC_ERROR_FILE": group.error_files[rank],
         }
-        for rank in range(group.nproc)
+        for rank in range(group.world_size)
     )
 
 

@@ -106,6 +106,14 @@ def unusable_folder(paths: JobPaths) -> str | None:
     return None
 
 
+def rank_name(report: GroupReport, rank: int, world_size: int) -> str:
+    """Return how to call a rank: on several nodes with its own node."""
+    if not report.hosts:
+        return f"rank {rank}"
+    node = rank * len(report.hosts) // world_size
+    return f"rank {rank} (node {node}, {report.hosts[node] or 'unknown host'})"
+
+
 def describe(report: GroupReport, outcomes: Sequence[Outcome | None], failure: Failure | None) -> tuple[str, str]:
     """Return what happened, and what to do about it."""
     if failure is None:
@@ -114,25 +122,26 @@ def describe(report: GroupReport, outcomes: Sequence[Outcome | None], failure: F
         hung = report.reason in (StopReason.TIMEOUT, StopReason.EXIT_TIMEOUT)
         return f"the job was ended because {report.reason.value}{detail}", _SEE_STACKS if hung else ""
     rank = failure.rank
+    name = rank_name(report, rank, len(outcomes))
     if report.reason is StopReason.START_FAILED:
-        return f"rank {rank} could not be started: {report.detail}", ""
+        return f"{name} could not be started: {report.detail}", ""
     if report.reason is StopReason.FAILURE_LINGERS:
-        return f"rank {rank} failed and did not end by itself", ""
+        return f"{name} failed and did not end by itself", ""
     code, stopped = next(((ended.code, ended.stopped) for ended in report.exits if ended.rank == rank), (0, False))
     if stopped and failure.summary:
         # It had failed, but had not ended: the signal by which it did then is our own.
-        return f"rank {rank} failed: {failure.summary}", ""
+        return f"{name} failed: {failure.summary}", ""
     if code == _SIGKILL:
         return (
-            f"rank {rank} was killed by {describe_exit(code)}",
+            f"{name} was killed by {describe_exit(code)}",
             "Often this means out of memory: look at `dmesg` and at the memory limit of the container or allocation.",
         )
     if code < 0:
-        return f"rank {rank} was killed by {describe_exit(code)}", ""
+        return f"{name} was killed by {describe_exit(code)}", ""
     if outcomes[rank] is None and code == 0:
         return (
-            f"rank {rank} ended with exit code 0 but did not finish the job",
+            f"{name} ended with exit code 0 but did not finish the job",
             "The program ended before or inside the job, for instance by os._exit(0), or never called the "
             "hydra.main function of this sweep.",
         )
-    return f"rank {rank} failed with {describe_exit(code)}", ""
+    return f"{name} failed with {describe_exit(code)}", ""

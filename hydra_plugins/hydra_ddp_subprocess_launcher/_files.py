@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ._specs import Outcome, Payload
 
@@ -99,6 +100,11 @@ class SweepPaths:
     def journal(self) -> str:
         """What has happened, a line an event."""
         return os.path.join(self.folder, _JOURNAL)
+
+    @property
+    def meetings(self) -> str:
+        """Where the nodes of jobs that run on several tell each other what happens."""
+        return os.path.join(self.folder, "nodes")
 
     @property
     def results(self) -> str:
@@ -240,6 +246,12 @@ def find_outcome(paths: JobPaths, rank: int, run_id: str) -> Outcome | None:
 
 
 def _read_outcome_file(path: str) -> Outcome | None:
+    outcome = read_own_pickle(path)
+    return outcome if isinstance(outcome, Outcome) else None
+
+
+def read_own_pickle(path: str) -> Any:
+    """Unpickle a file of this user's; None where there is none, or it cannot be read."""
     try:
         # O_NONBLOCK: opening a pipe would wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -252,7 +264,6 @@ def _read_outcome_file(path: str) -> Outcome | None:
         return None
     with os.fdopen(descriptor, "rb") as file:
         try:
-            outcome = pickle.load(file)
-        except Exception:  # noqa: BLE001  (a damaged pickle can raise anything; the exit code then has the word)
+            return pickle.load(file)
+        except Exception:  # noqa: BLE001  (a damaged pickle can raise anything; then it tells nothing)
             return None
-    return outcome if isinstance(outcome, Outcome) else None

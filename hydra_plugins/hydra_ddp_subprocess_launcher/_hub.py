@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 
 from ._channel import Channel
 from ._errors import StartError
-from ._plan import PlannedJob
 from ._running import RunningJob
 from ._spawner import MOST_HELD, SpawnerLink
 
@@ -33,21 +32,22 @@ class Hub:
         self._spawner: SpawnerLink | None = None
         self.running: dict[int, RunningJob] = {}
 
-    def refuse_shared_directory(self, run_dir: str, pausing: Iterable[PlannedJob]) -> None:
+    def refuse_shared_directory(self, run_dir: str, pausing: Iterable[tuple[int, str]]) -> None:
         """Refuse a run directory that another job has.
 
         Args:
             run_dir: The directory.
-            pausing: Jobs that are between two starts.
+            pausing: Number and directory of the jobs that are between two starts.
 
         Raises:
             StartError: naming that job.
         """
         directory = os.path.realpath(run_dir)
-        for other in (*(job.plan for job in self.running.values()), *pausing):
-            if os.path.realpath(other.run_dir) == directory:
+        running = ((number, job.start.run_dir) for number, job in self.running.items())
+        for number, taken in (*running, *pausing):
+            if os.path.realpath(taken) == directory:
                 raise StartError(
-                    f"Its run directory {run_dir} is in use by job {other.number}, which still runs. Give each job one "
+                    f"Its run directory {run_dir} is in use by job {number}, which still runs. Give each job one "
                     "of its own (hydra.sweep.subdir), or run one at a time (hydra.launcher.max_parallel_jobs=1)."
                 )
 
@@ -79,13 +79,13 @@ class Hub:
 
     def add(self, job: RunningJob) -> None:
         """Listen to a job's keeper from now on."""
-        self.running[job.plan.number] = job
+        self.running[job.start.number] = job
         self._selector.register(job.channel, selectors.EVENT_READ, job)
 
     def remove(self, job: RunningJob) -> None:
         """Forget a job that is over."""
         job.close()
-        del self.running[job.plan.number]
+        del self.running[job.start.number]
 
     def wait(self, timeout: float | None) -> None:
         """Wait until somebody has said something, for `timeout` seconds at most, and take it."""
@@ -101,7 +101,7 @@ class Hub:
 
     def _hear(self, job: RunningJob) -> None:
         for line in job.hear():
-            _log.info("#%d : %s", job.plan.number, line)
+            _log.info("#%d : %s", job.start.number, line)
         if job.channel.lost:
             self._selector.unregister(job.channel)
 

@@ -12,14 +12,15 @@ from omegaconf import DictConfig
 from . import _results, _signals
 from ._choices import OnConfigDifference
 from ._debug import DebugSession
-from ._describe import Place, start_error, write_job
+from ._describe import start_error, write_job
 from ._ending import HEARD, Ending
-from ._errors import JobFailedError, LauncherError
+from ._errors import JobFailedError, LauncherError, StartError
 from ._hub import Hub
 from ._line import Line
 from ._logs import LOOK_INTERVAL_S
-from ._plan import Attempt, PlannedJob
-from ._port import reserve_port
+from ._nodes import JobEnd
+from ._plan import PlannedJob
+from ._port import ReservedPort, reserve_port, reserve_port_for_nodes
 from ._progress import Progress
 from ._report import shown
 from ._restarts import Pause, Restarts
@@ -27,6 +28,7 @@ from ._results import Verdict
 from ._resume import Decision
 from ._running import RunningJob
 from ._setup import Sweep
+from ._start import Attempt, JobStart, Place
 
 _log = logging.getLogger(__name__)
 # Seconds between two looks at keepers that may have stopped answering.
@@ -50,6 +52,7 @@ class Batch:
         self._debugging = debugging
         self._overrides = {first + place: overrides for place, overrides in enumerate(job_overrides)}
         self._returns: dict[int, JobReturn] = {}
+        self._plans: dict[int, PlannedJob] = {}
         self._restarts = Restarts(sweep.gate)
         self._line = Line(sweep, self._overrides, self._fail, self._settle)
         self._base = self._line.base_environment()
@@ -73,6 +76,8 @@ class Batch:
                 finally:
                     self._hub.close()
                     self._sweep.gate.close()
+                    if self._sweep.gathering is not None and len(self._returns) < len(self._overrides):
+                        self._sweep.gathering.leave()
             # What came while the last job was looked at, or its spawner ended, counts as well.
             self._ending.act_on(arrived.take())
         self._ending.leave_if_stopped(len(self._overrides))
@@ -137,9 +142,10 @@ class Batch:
         try:
             self._hub.refuse_shared_directory(plan.run_dir, self._restarts)
             self._sweep.sources.check(self._sweep.settings.code_changed)
-            port = reserve_port(self._sweep.settings.master_addr, self._sweep.settings.master_port)
+            port = self._reserve_port()
             place = Place(devices, port)
-            paths, spec = write_job(self._sweep, plan, attempt, place, self._base)
+            start, spec = write_job(self._sweep, plan, attempt, place, self._base)
+            self._tell_nodes(start)
             held = (*self._sweep.held, *self._sweep.gate.descriptors(devices), *self._debugging.descriptors)
             link, channel = self._hub.ask_for_keeper(plan.number, held)
         except (LauncherError, OSError, ValueError) as error:
@@ -147,12 +153,26 @@ class Batch:
                 port.release()
             return start_error(error, plan)
         channel.send(spec)
-        tees = self._progress.tees(plan, paths)
-        run_id = spec.environment["TORCHELASTIC_RUN_ID"]
-        job = RunningJob(plan, paths, place, attempt, run_id, spec.limits, link, channel, tees)
-        self._hub.add(job)
-        self._progress.started(plan, attempt, place, run_id)
+        self._plans[plan.number] = plan
+        self._hub.add(RunningJob(start, place, attempt, link, channel, self._progress.tees(plan, start.paths)))
+        self._progress.started(plan, attempt, place, start.run_id)
         return None
+
+    def _reserve_port(self) -> ReservedPort:
+        address, number = self._sweep.settings.master_addr, self._sweep.settings.master_port
+        if self._sweep.gathering is None:
+            return reserve_port(address, number)
+        assert address is not None
+        return reserve_port_for_nodes(address, number)
+
+    def _tell_nodes(self, start: JobStart) -> None:
+        """Let the other nodes of the job start it, too."""
+        gathering = self._sweep.gathering
+        if gathering is None:
+            return
+        if gone := gathering.look():
+            raise StartError(f"It runs on {start.group.nnodes} nodes, but {gone}.")
+        gathering.publish_start(start)
 
     # Watching
 
@@ -173,10 +193,13 @@ class Batch:
 
     def _look_at_running(self) -> None:
         self._progress.begin_round()
+        gone = self._sweep.gathering.look() if self._sweep.gathering is not None else ""
         for job in list(self._hub.running.values()):
             over = job.over
             self._progress.show(job.tees, last=over)
             self._compare_configs(job)
+            if gone and job.end_by is None:
+                job.stop(gone)
             if not over:
                 job.insist(time.monotonic())
             if over:
@@ -186,7 +209,7 @@ class Batch:
         rule = self._sweep.settings.check_config
         if rule is None or not job.compare_configs():
             return
-        _log.warning("#%d : %s", job.plan.number, job.difference)
+        _log.warning("#%d : %s", job.start.number, job.difference)
         if rule is OnConfigDifference.error:
             job.stop(f"{job.difference} (check_config=error)")
 
@@ -205,22 +228,25 @@ class Batch:
         left = job.end_leftovers()
         if job.left:
             which = " ".join(map(str, left)) or "of it"
-            _log.warning("#%d : a process (%s) cannot be ended, and may hold its devices", job.plan.number, which)
+            _log.warning("#%d : a process (%s) cannot be ended, and may hold its devices", job.start.number, which)
         self._hub.remove(job)
         self._compare_configs(job)
+        plan = self._plans.pop(job.start.number)
         verdict = self._verdict(job)
-        again = None if self._ending.starts_none else job.next_attempt(verdict, self._sweep.settings)
+        again = None
+        if not self._ending.starts_none:
+            again = job.next_attempt(verdict.completed, own_port=self._sweep.settings.master_port is None)
         if job.difference and self._sweep.settings.check_config is OnConfigDifference.error:
             # The ranks may have been done before the difference was seen. To start again would not mend it.
             verdict = _results.failed_before_start(JobFailedError(f"{job.difference} (check_config=error)"))
             again = None
         if again is None:
-            self._end_for_good(job.plan, job.attempt, verdict)
+            self._end_for_good(plan, job.attempt, verdict)
             return
-        self._progress.paused(job.plan, again.why, verdict)
-        self._line.pause(job.plan.number)
-        if self._restarts.add(Pause(job.plan, job.place.devices, again, verdict)):
-            _log.info("#%d : waits until its devices are free for its next start", job.plan.number)
+        self._progress.paused(plan, again.why, verdict)
+        self._line.pause(plan.number)
+        if self._restarts.add(Pause(plan, job.place.devices, again, verdict)):
+            _log.info("#%d : waits until its devices are free for its next start", plan.number)
 
     def _end_for_good(self, plan: PlannedJob, attempt: Attempt, verdict: Verdict) -> None:
         self._line.job_ended(plan.number)
@@ -228,10 +254,10 @@ class Batch:
 
     def _verdict(self, job: RunningJob) -> Verdict:
         try:
-            return job.verdict(self._sweep.settings)
+            return _results.judge(job.report, job.start)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (what is the user's may raise wherever it is touched)
             why = f"what its ranks stored cannot be used: {type(error).__name__}: {error}"
-            return _results.failed_before_start(JobFailedError(f"{why}\nThe logs are in {job.paths.folder}."))
+            return _results.failed_before_start(JobFailedError(f"{why}\nThe logs are in {job.start.paths.folder}."))
 
     def _finish(
         self, number: int, config: DictConfig | None, run_dir: str, seconds: float | None, verdict: Verdict
@@ -239,4 +265,6 @@ class Batch:
         self._returns[number] = _results.make_job_return(
             self._overrides[number], config, run_dir, self._sweep.task_name, verdict
         )
+        if self._sweep.gathering is not None:
+            self._sweep.gathering.publish_end(number, JobEnd(verdict.completed, verdict.cause))
         self._progress.ended(number, verdict, seconds)

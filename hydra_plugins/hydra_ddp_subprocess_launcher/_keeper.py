@@ -14,8 +14,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from . import _process, _signals
+from . import _machine, _process, _signals
 from ._channel import Channel
+from ._peers import Peers
 from ._rules import Action, GroupRules
 from ._specs import GroupReport, GroupSpec
 
@@ -26,6 +27,9 @@ _KILL_INTERVAL_S = 0.01
 # dead disk.
 _NAME_LEFT_S = 5.0
 GIVE_UP_S = 60.0
+# Seconds between two looks at the other nodes, and until a line says which of them has not come.
+_GATHER_INTERVAL_S = 0.1
+_MISSING_NOTE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,13 @@ class Forward:
 
     signal: int
     rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Preempt:
+    """Launcher to keeper: pass this signal on to the ranks that handle it, give them time for it, and end the group."""
+
+    signal: int
 
 
 def keep_job(sock: socket.socket, launcher: int, held: Sequence[int] = ()) -> None:
@@ -123,14 +134,28 @@ class _Group:
         self._arrived = arrived
         split = len(held) - 3 if spec.terminal else len(held)
         self._held, self._terminal = tuple(held[:split]), tuple(held[split:])
-        self._rules = GroupRules(spec.nproc, spec.limits, time.monotonic())
+        self._rules = GroupRules(spec.ranks, spec.limits, time.monotonic())
         self._rank_of: dict[int, int] = {}
         self._began_at = time.time()
-        self._unstored = set(range(spec.nproc))
+        self._unstored = set(spec.ranks)
+        self._peers: Peers | None = None
+        self._look_at = 0.0
 
     def run(self) -> GroupReport:
-        self._start_ranks()
+        self._tell(Started(os.getpid(), ()))
         self._obey(self._orders)
+        self._meet()
+        if self._rules.stopped is None:
+            self._start_ranks()
+        else:
+            self._rules.not_started()
+        self._watch_ranks()
+        left = _process.has_children()
+        if left:
+            self._tell(Note(f"process {_left()} cannot be ended, and may hold its devices"))
+        return self._part(replace(self._rules.report(), began_at=self._began_at, left=left))
+
+    def _watch_ranks(self) -> None:
         action = Action.WAIT
         killing_since = math.inf
         named = False
@@ -142,15 +167,69 @@ class _Group:
             if action is Action.KILL:
                 killing_since = min(killing_since, time.monotonic())
             self._act(action)
+            self._tell_nodes()
             for line in self._rules.notes(time.monotonic()):
                 self._tell(Note(line))
             if time.monotonic() > killing_since + _NAME_LEFT_S and not named:
                 named = True
                 self._tell(Note(f"process {_left()} does not end although it was killed"))
-        left = _process.has_children()
-        if left:
-            self._tell(Note(f"process {_left()} cannot be ended, and may hold its devices"))
-        return replace(self._rules.report(), began_at=self._began_at, left=left)
+
+    # The job's other nodes
+
+    def _meet(self) -> None:
+        """Wait until the keepers of all nodes are there."""
+        meeting = self._spec.meeting
+        if meeting is None:
+            return
+        began = time.monotonic()
+        try:
+            self._peers = Peers(meeting, _machine.host(), began)
+        except OSError as error:
+            why = f"{error.strerror}: {error.filename}, where the nodes of the job meet"
+            self._rules.start_failed(self._spec.first_rank, why, began)
+            return
+        note_at = began + _MISSING_NOTE_S
+        while self._peers.missing and self._rules.stopped is None:
+            self._hear(_GATHER_INTERVAL_S)
+            self._peers.refresh()
+            self._look_at_nodes()
+            if self._peers.missing and time.monotonic() > note_at:
+                note_at = math.inf
+                self._tell(Note(f"waits for {', '.join(self._peers.missing)}"))
+        self._rules.begin(time.monotonic())
+
+    def _look_at_nodes(self) -> None:
+        now = time.monotonic()
+        if self._peers is None or now < self._look_at:
+            return
+        self._look_at = now + _GATHER_INTERVAL_S
+        self._peers.look(now)
+        if self._peers.failed:
+            self._rules.node_failed(self._peers.failed, now)
+        elif lost := self._peers.lost(now):
+            self._rules.node_lost(", ".join(lost), now)
+        elif self._peers.ended_well:
+            self._rules.node_ended(now)
+        self._tell_nodes()
+
+    def _tell_nodes(self) -> None:
+        if self._peers is not None and self._rules.concerns_all:
+            self._peers.tell_failure(self._rules.report())
+
+    def _part(self, report: GroupReport) -> GroupReport:
+        """Tell the other nodes how this one's group ended, wait for theirs, and return what is known about all."""
+        if self._peers is None:
+            return report
+        self._tell_nodes()
+        self._peers.tell_end(report)
+        lost: list[str] = []
+        while not self._channel.lost and set(self._peers.unfinished) - set(lost):
+            self._hear(_LOOK_INTERVAL_S)
+            self._look_at_nodes()
+            lost = self._peers.lost(time.monotonic())
+        self._tell_nodes()
+        self._peers.close()
+        return self._peers.merge(report)
 
     def _act(self, action: Action) -> None:
         if action is Action.DUMP:
@@ -171,10 +250,9 @@ class _Group:
 
     def _start_ranks(self) -> None:
         spec = self._spec
-        self._tell(Started(os.getpid(), ()))
-        for rank, (own, log_file) in enumerate(zip(spec.rank_environments, spec.log_files, strict=True)):
+        for rank, own, log_file in zip(spec.ranks, spec.rank_environments, spec.log_files, strict=True):
             environment = {**spec.environment, **own}
-            inherited = _process.Inherited(self._held, self._terminal if rank == 0 else ())
+            inherited = _process.Inherited(self._held, self._terminal if rank == 0 else (), spec.ignored)
             try:
                 process = _process.start_rank(spec.argv, spec.cwd, environment, log_file, inherited)
             except OSError as error:
@@ -201,6 +279,10 @@ class _Group:
             timeout = min(timeout, max(0.0, due - time.monotonic()))
         if action is Action.KILL:
             timeout = _KILL_INTERVAL_S
+        self._hear(timeout)
+        self._look_at_nodes()
+
+    def _hear(self, timeout: float) -> None:
         self._selector.modify(self._channel, self._interest(), "launcher") if not self._channel.lost else None
         events = {key.data for key, _ in self._selector.select(timeout)}
         if "signals" in events:
@@ -233,6 +315,15 @@ class _Group:
             elif isinstance(message, Forward):
                 wanted = self._rules.running if message.rank is None else [message.rank]
                 _signals.send_signal(self._pids_of(wanted), message.signal)
+            elif isinstance(message, Preempt):
+                self._preempt(message.signal)
+
+    def _preempt(self, number: int) -> None:
+        running = self._pids_of(self._rules.running)
+        heard = _process.topmost(running, lambda pid: _signals.handles(pid, number))
+        _signals.send_signal(heard, number)
+        self._look_for_outcomes()
+        self._rules.preempted(signal.Signals(number).name, time.monotonic(), warned=bool(heard))
 
     def _reap(self) -> None:
         for pid, code in _process.reap():
@@ -244,10 +335,11 @@ class _Group:
 
     def _look_for_outcomes(self) -> None:
         for rank in sorted(self._unstored):
-            failed = os.path.exists(self._spec.failure_files[rank])
+            place = rank - self._spec.first_rank
+            failed = os.path.exists(self._spec.failure_files[place])
             if failed:
                 self._rules.failure_stored(rank, time.monotonic())
-            if failed or os.path.exists(self._spec.outcome_files[rank]):
+            if failed or os.path.exists(self._spec.outcome_files[place]):
                 self._unstored.discard(rank)
                 self._rules.outcome_stored(rank, time.monotonic())
 

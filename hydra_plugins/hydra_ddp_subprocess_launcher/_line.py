@@ -100,8 +100,10 @@ class Line:
         count = len(self._overrides)
         ranks = "-".join(map(str, dict.fromkeys([*self._sizes[:1], *self._sizes[-1:]])))
         each = f"{ranks} rank{'s' * (ranks != '1')} each" if ranks else "ranks as each job asks"
+        pool, nnodes = self._sweep.pool, self._sweep.settings.nnodes
+        if nnodes > 1:
+            each += f" on each of {nnodes} nodes"
         said = f"{count} job{'s' * (count != 1)}, {self.most_jobs} at a time, {each}"
-        pool = self._sweep.pool
         if not pool.devices:
             return said
         if len(set(self._sizes)) != 1 or pool.jobs_per_device > 1:

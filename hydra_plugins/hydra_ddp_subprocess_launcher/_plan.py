@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -18,29 +17,9 @@ from ._records import JobRecord
 from ._settings import read_nproc
 from ._setup import Sweep
 from ._specs import Payload
+from ._start import Attempt
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """Which start of a job this is.
-
-    Attributes:
-        number: Starts before this one, for whatever reason.
-        restarts: Those of them that followed a failure (`max_restarts`).
-        port_clash: Whether one of them followed a port that was taken.
-        unanswered: Those of them that no spawner took up.
-        why: Why this start follows another; empty for the first.
-        since: The first start, monotonic seconds.
-    """
-
-    number: int = 0
-    restarts: int = 0
-    port_clash: bool = False
-    unanswered: int = 0
-    why: str = ""
-    since: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True)
@@ -52,7 +31,8 @@ class PlannedJob:
         overrides: Its override strings.
         config: Its final config.
         frozen: What is resolved of it.
-        nproc: Number of ranks.
+        nproc: Number of ranks on each node.
+        nnodes: Number of nodes.
         payload: What its ranks will read.
         config_yaml: Its own config, not resolved.
         config_hash: SHA-256 of that, hexadecimal.
@@ -64,6 +44,7 @@ class PlannedJob:
     config: DictConfig
     frozen: _freeze.Frozen
     nproc: int
+    nnodes: int
     payload: Payload
     config_yaml: str
     config_hash: str
@@ -78,6 +59,11 @@ class PlannedJob:
     def run_dir(self) -> str:
         """Run directory, absolute."""
         return self.frozen.run_dir
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks on all nodes."""
+        return self.nnodes * self.nproc
 
 
 def compose_job(sweep: Sweep, overrides: Sequence[str]) -> DictConfig:
@@ -123,7 +109,8 @@ def plan_job(sweep: Sweep, number: int, overrides: Sequence[str], config: DictCo
         check_config=sweep.settings.check_config is not None,
         body=_body(sweep, config),
     )
-    return PlannedJob(number, tuple(overrides), config, frozen, nproc, payload, config_yaml, config_hash, known)
+    nnodes = sweep.settings.nnodes
+    return PlannedJob(number, tuple(overrides), config, frozen, nproc, nnodes, payload, config_yaml, config_hash, known)
 
 
 def _refuse_other_launcher(sweep_config: DictConfig, config: DictConfig) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import re
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ._errors import StartError
@@ -46,8 +48,30 @@ def reserve_port(address: str | None, number: int | None) -> ReservedPort:
     if address is not None and number is not None:
         # Both are the user's: the address may be another name of this machine, or not be bound here at all.
         return ReservedPort(address, number, None)
+    return _reserve((address,) if address is not None else ("127.0.0.1", "::1"), number)
+
+
+def reserve_port_for_nodes(address: str, number: int | None) -> ReservedPort:
+    """Reserve a free port of this machine at which other nodes reach rank 0.
+
+    Args:
+        address: Name or address of this machine, as the other nodes know it. It need not be one that can be bound
+            here, such as behind a translation of addresses; rank 0 listens on all.
+        number: Port of the option `master_port`; None: any free one.
+
+    Raises:
+        StartError: when the port cannot be bound.
+    """
+    if number is not None:
+        return ReservedPort(address, number, None)
+    port = _reserve(("0.0.0.0", "::"), None)
+    port.address = address
+    return port
+
+
+def _reserve(hosts: Sequence[str], number: int | None) -> ReservedPort:
     tried = []
-    for host in (address,) if address is not None else ("127.0.0.1", "::1"):
+    for host in hosts:
         try:
             family, *_, place = socket.getaddrinfo(host, number or 0, type=socket.SOCK_STREAM)[0]
             holder = socket.socket(family, socket.SOCK_STREAM)
@@ -74,6 +98,35 @@ def reserve_port(address: str | None, number: int | None) -> ReservedPort:
         f"No port can be reserved for the ranks to meet ({'; '.join(tried)}). Choose another with "
         "hydra.launcher.master_port and hydra.launcher.master_addr."
     )
+
+
+def check_other_node(address: str, host: str) -> None:
+    """Check from another node that the name of rank 0's node is known here, and is not this machine's own.
+
+    Args:
+        address: What the ranks will be given as MASTER_ADDR.
+        host: Host name of rank 0's node.
+
+    Raises:
+        StartError: when ranks of this node could not find rank 0.
+    """
+    try:
+        found = {str(place[0]) for *_, place in socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)}
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise StartError(
+            f"Rank 0 is on {host}, but its address {address} is not known here: {why}. Name one by which all nodes "
+            "find it (hydra.launcher.master_addr)."
+        ) from None
+    if host != socket.gethostname() and all(map(_is_loopback, found)):
+        raise StartError(
+            f"Rank 0 is on {host}, but its address {address} means this machine here ({', '.join(sorted(found))}). "
+            "Name one by which all nodes find it (hydra.launcher.master_addr)."
+        )
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def is_port_clash(text: str, port: int) -> bool:

@@ -66,15 +66,17 @@ def thread_count() -> int:
 
 @dataclass(frozen=True)
 class Inherited:
-    """Descriptors that a rank inherits.
+    """What a rank inherits.
 
     Attributes:
-        held: Those that it only holds, such as locks on its devices.
-        terminal: Its stdin, stdout and stderr; empty: no stdin, and its log.
+        held: Descriptors that it only holds, such as locks on its devices.
+        terminal: Descriptors of its stdin, stdout and stderr; empty: no stdin, and its log.
+        ignored: Signals that it ignores unless it sets a handler.
     """
 
     held: tuple[int, ...] = ()
     terminal: tuple[int, ...] = ()
+    ignored: tuple[int, ...] = ()
 
 
 def start_rank(
@@ -87,12 +89,18 @@ def start_rank(
         cwd: Directory.
         environment: All its variables.
         log_file: Is appended to.
-        inherited: Descriptors for it.
+        inherited: What it inherits besides.
 
     Raises:
         OSError: when the log cannot be opened, or the command or `cwd` cannot be used.
     """
     parent = os.getpid()
+
+    def before_exec() -> None:
+        for number in inherited.ignored:
+            signal.signal(number, signal.SIG_IGN)
+        signal_at_parents_end(parent, signal.SIGKILL)
+
     with open(log_file, "ab", buffering=0) as log:
         stdin, stdout, stderr = inherited.terminal or (subprocess.DEVNULL, log, log)
         if inherited.terminal:
@@ -106,7 +114,7 @@ def start_rank(
             stderr=stderr,
             start_new_session=True,
             pass_fds=inherited.held,
-            preexec_fn=lambda: signal_at_parents_end(parent, signal.SIGKILL),  # noqa: PLW1509  (a keeper has one thread)
+            preexec_fn=before_exec,  # noqa: PLW1509  (a keeper has one thread)
         )
 
 

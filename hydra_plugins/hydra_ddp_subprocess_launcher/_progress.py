@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from . import _commands
 from ._board import draw_board
 from ._choices import ShowProgress
-from ._describe import Place
 from ._events import (
     JobEnded,
     JobKept,
@@ -27,13 +26,14 @@ from ._events import (
 )
 from ._files import JobPaths
 from ._logs import LogTee, LogView
-from ._plan import Attempt, PlannedJob
+from ._plan import PlannedJob
 from ._records import JobState
 from ._report import duration, override_line, shown
 from ._results import Verdict
 from ._resume import Decision
 from ._screen import PATIENCE_S, Screen
 from ._setup import Sweep
+from ._start import Attempt, Place
 from ._streams import may_be, streams_above
 from ._terminal import Terminal, descriptor_of, is_terminal
 
@@ -88,7 +88,7 @@ class Progress:
 
     def started(self, plan: PlannedJob, attempt: Attempt, place: Place, run_id: str) -> None:
         """Take note that a job is being started."""
-        facts = (plan.nproc, place.devices, plan.run_dir, run_id, plan.config_hash)
+        facts = (plan.world_size, place.devices, plan.run_dir, run_id, plan.config_hash)
         self._ledger.note(JobStarted(time.time(), plan.number, attempt.number, *facts))
         if not attempt.why and self._style is ShowProgress.plain:
             _log.info("\t#%d : %s", plan.number, shown(override_line(plan.overrides)))
@@ -180,7 +180,7 @@ class Progress:
         if self._screen is not None and chosen == (0,) and not alone:
             return []  # Its last line is on the board.
         # Rank 0 that has the terminal shows itself.
-        ranks = [rank for rank in range(debug, plan.nproc) if chosen is None or rank in chosen]
+        ranks = [rank for rank in range(debug, plan.world_size) if chosen is None or rank in chosen]
         bare = alone and len(ranks) == 1 and not debug
         prefixes = ["" if bare else f"[job {plan.number} rank {rank}] " for rank in ranks]
         raw = bare and self._screen is None

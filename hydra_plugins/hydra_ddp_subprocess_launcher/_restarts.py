@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ._devices import DeviceGate
-from ._plan import Attempt, PlannedJob
+from ._plan import PlannedJob
 from ._results import Verdict
+from ._start import Attempt
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class Restarts:
     def __bool__(self) -> bool:
         return bool(self._pauses)
 
-    def __iter__(self) -> Iterator[PlannedJob]:
-        return iter([pause.plan for pause in self._pauses])
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        return iter([(pause.plan.number, pause.plan.run_dir) for pause in self._pauses])
 
     def add(self, pause: Pause) -> bool:
         """Let a job wait; return whether it has to, as its devices are not free yet."""

@@ -13,13 +13,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from . import _pickling
 from ._errors import JobFailedError, RankTraceback
-from ._failures import LOST_PEER_ADVICE, describe, lost_a_peer, root_cause, unusable_folder
+from ._failures import LOST_PEER_ADVICE, describe, lost_a_peer, rank_name, root_cause, unusable_folder
 from ._files import JobPaths, read_outcome
 from ._freeze import hydra_config
 from ._logs import last_lines
 from ._records import JobRecord
 from ._signals import describe_exit
 from ._specs import GroupReport, Outcome
+from ._start import JobStart
 
 _SHOWN_LOG_LINES = 20
 _SHOWN_TRACEBACK_LINES = 25
@@ -67,23 +68,43 @@ class Verdict:
     kept: JobRecord | None = None
 
 
-def judge(report: GroupReport, nproc: int, paths: JobPaths, run_id: str, *, debug: bool = False) -> Verdict:
-    """Decide how a job ended.
+def has_completed(report: GroupReport, outcomes: Sequence[Outcome | None]) -> bool:
+    """Return whether a job has completed.
 
     A bad exit beats a good outcome, except after every rank had stored a good one: then only tear-down failed.
 
     Args:
         report: The keeper's.
-        nproc: Number of ranks.
-        paths: Where the ranks stored their outcomes.
-        run_id: Name of the start of the job.
-        debug: Whether the output of rank 0 went to the terminal, so that its log tells nothing.
+        outcomes: What each rank stored; None: nothing.
     """
-    outcomes = [read_outcome(paths, rank, run_id) for rank in range(nproc)]
     good = all(outcome is not None and outcome.completed for outcome in outcomes)
-    if good and (report.finished or report.reason is None):
+    return good and (report.finished or report.reason is None)
+
+
+def read_outcomes(start: JobStart) -> list[Outcome | None]:
+    """Return what each rank of a start stored; None: nothing."""
+    return [read_outcome(start.paths, rank, start.run_id) for rank in range(start.group.world_size)]
+
+
+def judge(report: GroupReport | None, start: JobStart) -> Verdict:
+    """Decide how a job ended.
+
+    Args:
+        report: The keeper's; None: it was lost.
+        start: What was started.
+    """
+    if report is None:
+        return failed_before_start(
+            JobFailedError(
+                "The process that kept this job was killed from outside, and its ranks with it. "
+                f"The logs of the ranks are in {start.paths.folder}."
+            )
+        )
+    outcomes = read_outcomes(start)
+    if has_completed(report, outcomes):
         return _completed(report, outcomes[0])
-    return _failed(report, outcomes, paths, logged=range(debug, nproc))
+    # The output of a rank that has the terminal is not in its log.
+    return _failed(report, outcomes, start.paths, logged=range(start.terminal, len(outcomes)))
 
 
 def failed_before_start(error: Exception) -> Verdict:
@@ -147,7 +168,9 @@ def _failed(
         lines.append(advice)
     lines.append(f"Log: {paths.log(rank)}" if rank is not None else _SEE_LOG.format(folder=paths.folder))
     block = "\n".join(lines)
-    cause = f"rank {rank}: {failure.summary}" if failure is not None and failure.summary else what
+    cause = what
+    if failure is not None and failure.summary:
+        cause = f"{rank_name(report, failure.rank, len(outcomes))}: {failure.summary}"
     if broken is not None:
         cause = f"{cause}; {broken}"
     outcome = outcomes[rank] if rank is not None else None

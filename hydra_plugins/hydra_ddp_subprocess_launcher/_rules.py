@@ -36,13 +36,13 @@ class GroupRules:
     """Decide about one group. Times are seconds of one monotonic clock.
 
     Args:
-        nproc: Number of ranks.
+        ranks: The group's.
         limits: The job's limits.
         now: The group's start.
     """
 
-    def __init__(self, nproc: int, limits: Limits, now: float) -> None:
-        self._nproc = nproc
+    def __init__(self, ranks: range, limits: Limits, now: float) -> None:
+        self._ranks = ranks
         self._limits = limits
         self._began = now
         self._exits: list[RankExit] = []
@@ -51,6 +51,8 @@ class GroupRules:
         self._finished = False
         self._first_good_exit: float | None = None
         self._reason: StopReason | None = None
+        # Why it would have been ended, had its ranks not ended before: other nodes may still run.
+        self._late: tuple[StopReason, str] | None = None
         self._cause: int | None = None
         self._detail = ""
         self._failures: dict[int, float] = {}
@@ -65,7 +67,7 @@ class GroupRules:
     def running(self) -> list[int]:
         """Ranks whose process has not ended."""
         ended = {ended.rank for ended in self._exits}
-        return [rank for rank in range(self._nproc) if rank not in ended]
+        return [rank for rank in self._ranks if rank not in ended]
 
     @property
     def failing(self) -> list[int]:
@@ -87,7 +89,7 @@ class GroupRules:
     def outcome_stored(self, rank: int, now: float) -> None:
         """Take note that a rank stored how its part of the job ended."""
         self._stored.add(rank)
-        if len(self._stored) == self._nproc and self._all_stored_at is None:
+        if len(self._stored) == len(self._ranks) and self._all_stored_at is None:
             self._all_stored_at = now
 
     def failure_stored(self, rank: int, now: float) -> None:
@@ -97,8 +99,16 @@ class GroupRules:
     def start_failed(self, rank: int, detail: str, now: float) -> None:
         """Take note that a rank, and those after it, could not be started."""
         self._cause = rank
-        self._nproc = rank
+        self._ranks = range(self._ranks.start, rank)
         self._stop(StopReason.START_FAILED, now, self._limits.grace_period_s, detail)
+
+    def begin(self, now: float) -> None:
+        """Take note that the ranks are started only now."""
+        self._began = now
+
+    def not_started(self) -> None:
+        """Take note that no rank was started, as the group was stopped before."""
+        self._ranks = range(self._ranks.start, self._ranks.start)
 
     def stop_ordered(self, now: float, *, at_once: bool, detail: str = "") -> None:
         """Obey the launcher: SIGTERM and the grace period, or SIGKILL at once."""
@@ -113,9 +123,45 @@ class GroupRules:
             self._term_at = now + self._limits.grace_period_s / 2
         self._stop(StopReason.SIGNALLED, now, self._limits.grace_period_s, detail)
 
+    def preempted(self, detail: str, now: float, *, warned: bool) -> None:
+        """End the group because the cluster wants its nodes back.
+
+        Args:
+            detail: Name of the signal that said so.
+            now: When it came.
+            warned: Whether a rank handles that signal: it has the grace period for it, before SIGTERM and another one.
+        """
+        patience_s = self._limits.grace_period_s if warned else 0.0
+        if self._kill_at is None:
+            self._term_at = now + patience_s
+        self._stop(StopReason.PREEMPTED, now, patience_s + self._limits.grace_period_s, detail)
+
     def launcher_lost(self, now: float) -> None:
         """Take note that nobody waits for this job any more."""
         self._stop(StopReason.LAUNCHER_LOST, now, min(LAUNCHER_LOST_GRACE_S, self._limits.grace_period_s))
+
+    def node_ended(self, now: float) -> None:
+        """Take note that the ranks of another node of the job have all ended well."""
+        if self._first_good_exit is None:
+            self._first_good_exit = now
+
+    def node_failed(self, node: str, now: float) -> None:
+        """Take note that the group of another node of the job is being ended."""
+        self._stop(StopReason.NODE_FAILED, now, self._limits.grace_period_s, node)
+
+    def node_lost(self, detail: str, now: float) -> None:
+        """Take note that nothing has been heard of another node of the job for long."""
+        self._stop(StopReason.NODE_LOST, now, self._limits.grace_period_s, detail)
+
+    @property
+    def stopped(self) -> StopReason | None:
+        """Why the group is being ended; None: it is not."""
+        return self._reason
+
+    @property
+    def concerns_all(self) -> bool:
+        """Whether the groups of the job's other nodes have to be ended, too."""
+        return self._reason not in (None, StopReason.LINGERING) or self._late is not None
 
     def _stop(self, reason: StopReason, now: float, grace_s: float, detail: str = "") -> None:
         # The first reason stays; a later one can only bring the SIGKILL nearer.
@@ -125,6 +171,8 @@ class GroupRules:
             self._finished = self._all_stored_at is not None
         else:
             self._kill_at = min(self._kill_at, now + grace_s)
+            if self._reason is None and self._late is None:
+                self._late = reason, detail
 
     def decide(self, now: float) -> Action:
         """Return what is due; stacks and SIGTERM are asked for once, SIGKILL at each call from the deadline on."""
@@ -209,4 +257,5 @@ class GroupRules:
 
     def report(self) -> GroupReport:
         """Return the last word, for when no process is left."""
-        return GroupReport(tuple(self._exits), self._reason, self._cause, self._detail, finished=self._finished)
+        reason, detail = (self._reason, self._detail) if self._late is None else self._late
+        return GroupReport(tuple(self._exits), reason, self._cause, detail, finished=self._finished)

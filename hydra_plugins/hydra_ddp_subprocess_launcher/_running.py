@@ -8,17 +8,13 @@ import signal
 import time
 from dataclasses import dataclass, field, replace
 
-from . import _files, _keeper, _process, _results
+from . import _files, _keeper, _process
 from ._channel import Channel
-from ._describe import Place
-from ._errors import JobFailedError
 from ._logs import LogTee, last_lines
-from ._plan import Attempt, PlannedJob
 from ._port import is_port_clash
-from ._results import Verdict
-from ._settings import LaunchSettings
 from ._spawner import SpawnerLink
-from ._specs import GroupReport, Limits
+from ._specs import GroupReport
+from ._start import Attempt, JobStart, Place
 
 # Seconds for a keeper or spawner to answer before it is woken, and again before it is killed.
 _ANSWER_S = 5.0
@@ -33,12 +29,9 @@ class RunningJob:
     """A job with a keeper.
 
     Attributes:
-        plan: The job.
-        paths: Its files.
+        start: What is started.
         place: What it holds.
         attempt: Which start of it this is.
-        run_id: Name of this start, which every process of it has in its environment.
-        limits: Its time limits.
         link: The spawner that forked its keeper.
         channel: To the keeper.
         tees: One a rank that is shown.
@@ -54,12 +47,9 @@ class RunningJob:
         difference: What it found; empty: nothing.
     """
 
-    plan: PlannedJob
-    paths: _files.JobPaths
+    start: JobStart
     place: Place
     attempt: Attempt
-    run_id: str
-    limits: Limits
     link: SpawnerLink
     channel: Channel
     tees: list[LogTee]
@@ -88,8 +78,10 @@ class RunningJob:
                 self.report = message
             elif isinstance(message, _keeper.Note):
                 lines.append(message.text)
-            elif isinstance(message, _keeper.Started) and self.keeper is None:
-                self.keeper = _process.ProcessHandle(message.keeper)
+            elif isinstance(message, _keeper.Started):
+                self.keeper = self.keeper or _process.ProcessHandle(message.keeper)
+                # Before that it may have waited for other nodes.
+                self.began = time.monotonic()
         if (self.channel.lost or self.report is not None) and self.lost_at is None:
             self.lost_at = time.monotonic()
         return lines
@@ -101,7 +93,7 @@ class RunningJob:
             # A keeper that somebody stopped could not obey.
             self.keeper.send(signal.SIGCONT)
         # After the second order nobody shall wait for what cannot be killed.
-        patience_s = 0.0 if at_once else self.limits.grace_period_s + _keeper.GIVE_UP_S
+        patience_s = 0.0 if at_once else self.start.limits.grace_period_s + _keeper.GIVE_UP_S
         end_by = time.monotonic() + _ANSWER_S + patience_s
         self.end_by = end_by if self.end_by is None else min(self.end_by, end_by)
 
@@ -117,8 +109,8 @@ class RunningJob:
             self._insist_on_spawner(now - self.began)
         else:
             self._wake_keeper(self.keeper, now)
-            limit = self.limits.timeout_s
-            patience_s = self.limits.grace_period_s + _keeper.GIVE_UP_S + _ANSWER_S
+            limit = self.start.limits.timeout_s
+            patience_s = self.start.limits.grace_period_s + _keeper.GIVE_UP_S + _ANSWER_S
             due = [] if limit is None else [self.began + limit + patience_s]
             if self.end_by is not None:
                 due.append(self.end_by)
@@ -149,13 +141,13 @@ class RunningJob:
         if self.report is not None:
             self.left = self.report.left
             return []
-        found = _process.kill_marked("TORCHELASTIC_RUN_ID", self.run_id, _ANSWER_S)
+        found = _process.kill_marked("TORCHELASTIC_RUN_ID", self.start.run_id, _ANSWER_S)
         self.left |= bool(found)
         return found
 
     def compare_configs(self) -> bool:
         """Compare what the ranks resolved, once, as soon as every rank has written it; return whether it differs."""
-        files = [self.paths.resolved_config(rank) for rank in range(self.plan.nproc)]
+        files = [self.start.paths.resolved_config(rank) for rank in range(self.start.group.world_size)]
         if self.compared or not all(map(os.path.exists, files)):
             return False
         self.compared = True
@@ -166,34 +158,29 @@ class RunningJob:
 
     def met_port_clash(self) -> bool:
         """Return whether rank 0 found its port taken."""
-        outcome = _files.read_outcome(self.paths, 0, self.run_id)
-        words = outcome.traceback if outcome is not None else "\n".join(last_lines(self.paths.log(0), _LAST_WORDS))
+        paths = self.start.paths
+        outcome = _files.read_outcome(paths, 0, self.start.run_id)
+        words = outcome.traceback if outcome is not None else "\n".join(last_lines(paths.log(0), _LAST_WORDS))
         return is_port_clash(words, self.place.port.number)
 
-    def verdict(self, settings: LaunchSettings) -> Verdict:
-        """Decide how the job ended, when it is over."""
-        if self.report is not None:
-            return _results.judge(self.report, self.plan.nproc, self.paths, self.run_id, debug=settings.debug)
-        lost = JobFailedError(
-            "The process that kept this job was killed from outside, and its ranks with it. "
-            f"The logs of the ranks are in {self.paths.folder}."
-        )
-        return _results.failed_before_start(lost)
+    def next_attempt(self, completed: bool, *, own_port: bool) -> Attempt | None:
+        """Return how to start the job once more, now that it is over; None: its end stands.
 
-    def next_attempt(self, verdict: Verdict, settings: LaunchSettings) -> Attempt | None:
-        """Return how to start the job once more, now that it is over; None: its end stands."""
-        if verdict.completed or self.left:
+        Args:
+            completed: Whether it has.
+            own_port: Whether the port was chosen here, so that another one can be.
+        """
+        if completed or self.left:
             return None
-        last = self.attempt
+        last, most = self.attempt, self.start.group.max_restarts
         following = replace(last, number=last.number + 1)
         if self.keeper is None and self.report is None and last.unanswered < _MOST_UNANSWERED:
             return replace(following, unanswered=last.unanswered + 1, why="lost before it had begun, starting again")
-        if settings.master_port is None and not last.port_clash and self.met_port_clash():
+        if own_port and not last.port_clash and self.met_port_clash():
             why = f"port {self.place.port.number} was taken, starting again on another"
             return replace(following, port_clash=True, why=why)
-        if last.restarts < settings.max_restarts:
-            why = f"failed, restart {last.restarts + 1} of {settings.max_restarts}"
-            return replace(following, restarts=last.restarts + 1, why=why)
+        if last.restarts < most:
+            return replace(following, restarts=last.restarts + 1, why=f"failed, restart {last.restarts + 1} of {most}")
         return None
 
     def close(self) -> None:

@@ -37,6 +37,8 @@ class LaunchSettings:
     omp_num_threads: int | None
     master_addr: str | None
     master_port: int | None
+    nnodes: int
+    node_rank: int
     max_restarts: int
     limits: Limits
     wrapper: tuple[str, ...]
@@ -71,17 +73,21 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
                 f"hydra.launcher.debug=true contradicts hydra.launcher.{name}={options[name]!r}: a job must not be "
                 "ended while somebody looks at it. Leave out one of the two."
             )
+    nnodes, node_rank = _nodes(options, debug)
     return LaunchSettings(
         nproc_per_node=read_nproc(options["nproc_per_node"]),
         devices=_ids(options["devices"]),
         device_env_var=_variable_name(options["device_env_var"]),
         jobs_per_device=_count("jobs_per_device", options["jobs_per_device"], 1),
-        max_parallel_jobs=_whole("max_parallel_jobs", options["max_parallel_jobs"], 1, "null"),
+        # Of all nodes the same job would have to be next.
+        max_parallel_jobs=(1 if nnodes > 1 else _whole("max_parallel_jobs", options["max_parallel_jobs"], 1, "null")),
         lock_devices=_truth("lock_devices", options["lock_devices"]),
         min_free_memory_gb=_amount("min_free_memory_gb", options["min_free_memory_gb"]),
         omp_num_threads=_whole("omp_num_threads", options["omp_num_threads"], 1, "null"),
         master_addr=_text("master_addr", options["master_addr"]),
         master_port=_whole("master_port", options["master_port"], 1, "null", most=65535),
+        nnodes=nnodes,
+        node_rank=node_rank,
         max_restarts=0 if debug else _count("max_restarts", options["max_restarts"]),
         limits=Limits(
             grace_period_s=_amount("grace_period_s", options["grace_period_s"], zero=True) or 0.0,
@@ -106,6 +112,26 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
         debug=debug,
         dry_run=_truth("dry_run", options["dry_run"]),
     )
+
+
+def _nodes(options: Mapping[str, Any], debug: bool) -> tuple[int, int]:
+    nnodes, node_rank = _count("nnodes", options["nnodes"], 1), _count("node_rank", options["node_rank"])
+    if node_rank >= nnodes:
+        raise _bad("node_rank", node_rank, f"a whole number from 0 to nnodes - 1, which is {nnodes - 1}")
+    if nnodes == 1:
+        return nnodes, node_rank
+    if options["master_addr"] is None:
+        raise OptionError(
+            f"hydra.launcher.nnodes={nnodes} needs hydra.launcher.master_addr: the name or address of the node with "
+            "node_rank=0, as the other nodes know it."
+        )
+    if options["max_parallel_jobs"] not in (None, 1) or debug:
+        name = "debug=true" if debug else f"max_parallel_jobs={options['max_parallel_jobs']}"
+        raise OptionError(
+            f"hydra.launcher.{name} contradicts hydra.launcher.nnodes={nnodes}: on several nodes one job runs at a "
+            "time, without a terminal. Leave out one of the two."
+        )
+    return nnodes, node_rank
 
 
 def read_nproc(value: Any) -> int | None:

@@ -24,6 +24,7 @@ from ._events import SweepBegan
 from ._files import SweepPaths, move_aside
 from ._footprint import Footprint
 from ._freeze import ComposeSpool
+from ._gathering import Gathering
 from ._journal import read_journal
 from ._ledger import Ledger
 from ._locks import DeviceLocks
@@ -59,6 +60,7 @@ class Sweep:
         summary: What is shown of it at the end.
         earlier: What earlier runs have left to do; None: nothing is resumed.
         footprint: What a dry run has to put back; None: this is none.
+        gathering: The launching processes of a sweep on several nodes; None: it is on one, or starts nothing.
     """
 
     context: HydraContext
@@ -76,6 +78,7 @@ class Sweep:
     summary: Summary
     earlier: Earlier | None
     footprint: Footprint | None
+    gathering: Gathering | None
 
     @property
     def main(self) -> Mapping[str, Any] | None:
@@ -98,6 +101,11 @@ class Sweep:
         if isinstance(self.entry, FunctionEntry):
             return self.task_name
         return f"{self.entry.task.module}.{self.entry.task.qualname}"
+
+    @property
+    def follows(self) -> bool:
+        """Whether another node decides what runs, and writes it down."""
+        return self.settings.node_rank > 0 and self.footprint is None
 
     @property
     def has_one_batch(self) -> bool:
@@ -140,11 +148,14 @@ def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: Di
     pool, gate = _pool_and_gate(settings, paths.sweep_dir)
     main_script = entry.program.main_script if isinstance(entry, ProgramEntry) else None
     sources = SourceWatch(main_script)
+    _check_nodes(settings, config)
     footprint = Footprint.look(paths.sweep_dir) if settings.dry_run else None
-    claim = _take_directory(paths, keep=settings.resume is not None) if footprint is None else None
-    record = _read_earlier(paths) if settings.resume is not None else None
+    # Of several nodes the first one keeps the books.
+    keeps_books = footprint is None and settings.node_rank == 0
+    claim = _take_directory(paths, keep=settings.resume is not None) if keeps_books else None
+    record = _read_earlier(paths) if settings.resume is not None and keeps_books else None
     earlier = Earlier(record, settings.resume) if record is not None and settings.resume is not None else None
-    ledger = Ledger(paths if footprint is None else None, record)
+    ledger = Ledger(paths if keeps_books else None, record)
     ledger.note(_beginning(settings, paths.sweep_dir))
     storage = OmegaConf.select(config, "hydra.sweeper.storage", default=None)
     if footprint is not None and storage is not None:
@@ -155,6 +166,9 @@ def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: Di
     spool = ComposeSpool(context.config_loader, footprint.restore if footprint is not None else lambda: None)
     spool.record()
     summary = _summary(entry, config, paths.sweep_dir)
+    gathering = None
+    if settings.nnodes > 1 and footprint is None:
+        gathering = Gathering.gather(paths.meetings, settings.node_rank, settings.nnodes)
     sweep = Sweep(
         context,
         task_function,
@@ -171,11 +185,31 @@ def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: Di
         summary,
         earlier,
         footprint,
+        gathering,
     )
-    if not sweep.has_one_batch and footprint is None:
+    if not sweep.has_one_batch and keeps_books:
         # Nobody tells which batch is the last. Then the sweep is forgotten, or the process ends.
         weakref.finalize(sweep, summary.show, ledger)
     return sweep
+
+
+def _check_nodes(settings: LaunchSettings, config: DictConfig) -> None:
+    """Refuse what several nodes cannot do together."""
+    if settings.nnodes == 1:
+        return
+    if not _is_basic(config):
+        raise OptionError(
+            f"hydra.launcher.nnodes={settings.nnodes} needs Hydra's own sweeper, as {config.hydra.sweeper._target_} "
+            "would choose other values on each node. On SLURM, hydra/launcher=ddp_submitit_slurm runs any sweeper's "
+            "jobs on several nodes."
+        )
+    written = OmegaConf.to_container(config.hydra.sweep, resolve=False)
+    assert isinstance(written, dict)
+    if "${now:" in str(written["dir"]):
+        raise OptionError(
+            f"hydra.launcher.nnodes={settings.nnodes} needs hydra.sweep.dir to be set: each node would find another "
+            f"one by {written['dir']!r}. Choose a directory that all nodes see."
+        )
 
 
 def _summary(entry: ProgramEntry | FunctionEntry, config: DictConfig, sweep_dir: str) -> Summary:

@@ -41,6 +41,21 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Meeting:
+    """Where the keepers of a job that runs on several nodes tell each other what happens to their groups.
+
+    Attributes:
+        folder: Of this start of the job alone, on a file system that all nodes share.
+        node: Number of this node.
+        nnodes: Number of nodes.
+    """
+
+    folder: str
+    node: int
+    nnodes: int
+
+
+@dataclass(frozen=True)
 class GroupSpec:
     """All that a keeper needs to start and watch one job's group.
 
@@ -48,12 +63,15 @@ class GroupSpec:
         argv: Command, the same for every rank.
         cwd: Directory in which every rank starts.
         environment: Variables common to the ranks.
-        rank_environments: One mapping a rank, laid over `environment`; its length is the number of ranks.
+        rank_environments: One mapping a rank, laid over `environment`; its length is the number of ranks of the group.
         log_files: One path a rank: stdout and stderr go there.
         outcome_files: One path a rank: it exists when the rank has stored that its part of the job completed.
         failure_files: One path a rank: it exists when the rank has stored that its part of the job failed.
         limits: Time limits of the job.
         terminal: Whether the last three descriptors that came with the job are stdin, stdout and stderr of rank 0.
+        first_rank: Rank of the first of them; the others count up from it.
+        meeting: Where the other nodes of the job are met; None: it has one node.
+        ignored: Signals that ranks ignore unless they set a handler.
     """
 
     argv: tuple[str, ...]
@@ -65,11 +83,14 @@ class GroupSpec:
     failure_files: tuple[str, ...]
     limits: Limits
     terminal: bool = False
+    first_rank: int = 0
+    meeting: Meeting | None = None
+    ignored: tuple[int, ...] = ()
 
     @property
-    def nproc(self) -> int:
-        """Number of ranks."""
-        return len(self.rank_environments)
+    def ranks(self) -> range:
+        """The ranks of the group."""
+        return range(self.first_rank, self.first_rank + len(self.rank_environments))
 
 
 class StopReason(Enum):
@@ -84,6 +105,9 @@ class StopReason(Enum):
     SIGNALLED = "its keeper got a signal"
     LAUNCHER_LOST = "the launching process is gone"
     START_FAILED = "a rank could not be started"
+    PREEMPTED = "the cluster wants its nodes back"
+    NODE_FAILED = "another node of it failed"
+    NODE_LOST = "another node of it is silent"
 
 
 @dataclass(frozen=True)
@@ -91,7 +115,7 @@ class RankExit:
     """How one rank's process ended.
 
     Attributes:
-        rank: Local rank.
+        rank: The rank.
         code: Exit code; a signal as its negative number.
         after_s: Seconds since the group's start.
         stopped: True when the keeper had begun to end the group before.
@@ -105,7 +129,7 @@ class RankExit:
 
 @dataclass(frozen=True)
 class GroupReport:
-    """A keeper's last word about its group.
+    """A keeper's last word about its group; of a job on several nodes, about all its groups.
 
     Attributes:
         exits: One entry a rank that ran, in the order in which they ended.
@@ -115,6 +139,7 @@ class GroupReport:
         began_at: The group's start, Unix time in seconds.
         finished: Whether every rank had stored its outcome before the group was ended, if it was.
         left: Whether a process of it could not be ended.
+        hosts: Host name of each node; empty: the job has one node.
     """
 
     exits: tuple[RankExit, ...]
@@ -124,6 +149,7 @@ class GroupReport:
     began_at: float = 0.0
     finished: bool = False
     left: bool = False
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

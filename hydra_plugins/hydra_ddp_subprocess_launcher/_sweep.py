@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ._debug import debug_session
 from ._dry_run import show_batch
+from ._follower import Follower
 from ._jobs import Batch
 from ._setup import Sweep
 from ._signals import InsistedError
@@ -34,6 +35,8 @@ def run_sweep(sweep: Sweep, job_overrides: list[list[str]], initial_job_idx: int
         if sweep.footprint is not None:
             return show_batch(sweep, sweep.footprint, job_overrides, initial_job_idx)
         _make_sweep_dir(sweep.config)
+        if sweep.follows:
+            return Follower(sweep, job_overrides, initial_job_idx).run()
         try:
             with debug_session(sweep.settings, len(job_overrides)) as debugging:
                 return Batch(sweep, job_overrides, initial_job_idx, debugging).run()

@@ -19,8 +19,8 @@ class DDPSubprocessLauncherConf:
 
     _target_: str = "hydra_plugins.hydra_ddp_subprocess_launcher.ddp_subprocess_launcher.DDPSubprocessLauncher"
 
-    # Ranks of a job: a number, or `auto`: one a device of the pool, 1 without devices. Read from each job's own
-    # config, so `${trainer.devices}` gives each job its own world size.
+    # Ranks of a job on each node: a number, or `auto`: one a device of the pool, 1 without devices. Read from each
+    # job's own config, so `${trainer.devices}` gives each job its own world size.
     nproc_per_node: Any = "auto"
     # Ids of the devices that jobs may use, such as [0,1] or [GPU-8a5b]. null: what the visible-devices variable
     # of the launching process names, else what NVML lists, else none. []: none.
@@ -42,6 +42,11 @@ class DDPSubprocessLauncherConf:
     master_addr: str | None = None
     # Port at which rank 0 listens. null: a free one for each job, reserved while the job runs.
     master_port: int | None = None
+    # Nodes on which each job runs, one launching process a node, started by hand with the same command but for
+    # `node_rank`. hydra.sweep.dir must then be set, and seen by all; master_addr is needed, too.
+    nnodes: int = 1
+    # Which of them this one is: 0 decides, and the others follow.
+    node_rank: int = 0
     # Starts of a job's whole group after a failed one, on a new port, with earlier logs kept. Never after Ctrl-C.
     max_restarts: int = 0
     # Minutes after which a start of a job is ended and counts as failed. null: never.

@@ -1,0 +1,122 @@
+"""One node's groups of a job, one after the other: signals, waiting for the first node, and a keeper for each start.
+
+It is what runs in a launching process that follows another node's, and in a job of a cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from . import _keeper, _signals
+from ._hub import Hub
+from ._running import RunningJob
+from ._start import Attempt, JobStart, Place, group_spec
+
+_log = logging.getLogger(__name__)
+# Seconds between two looks at files of the first node, and at a keeper that may have stopped answering.
+_FILES_INTERVAL_S = 0.2
+_INSIST_INTERVAL_S = 1.0
+
+
+class Node:
+    """Run groups in the main thread, and obey signals.
+
+    Args:
+        number: Of this node.
+        preempted_by: Signal by which a cluster tells that the job will be interrupted and started again; None: none.
+
+    Attributes:
+        stopped_by: Signal that has stopped this node; None: none has.
+        preempted: Whether `preempted_by` has come.
+    """
+
+    def __init__(self, number: int, preempted_by: int | None = None) -> None:
+        self.number = number
+        self._preempted_by = preempted_by
+        self.stopped_by: int | None = None
+        self.preempted = False
+        self._job: RunningJob | None = None
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Listen to signals while the block runs."""
+        heard = (*_signals.STOP_SIGNALS, *_signals.FORWARDED_SIGNALS)
+        with _signals.recorded_signals(heard) as self._arrived, selectors.DefaultSelector() as selector:
+            self._hub = Hub(selector)
+            selector.register(self._arrived.wakeup, selectors.EVENT_READ)
+            try:
+                yield
+            finally:
+                self._hub.close()
+            self._obey()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether no group shall be started any more."""
+        return self.stopped_by is not None or self.preempted
+
+    def wait_until(self, ready: Callable[[], bool]) -> bool:
+        """Wait for what other processes write; return False where a signal came first."""
+        while not self.stopping:
+            if ready():
+                return True
+            self._hub.wait(_FILES_INTERVAL_S)
+            self._obey()
+        return False
+
+    def run_group(
+        self, start: JobStart, base: Mapping[str, str], place: Place, attempt: Attempt, held: Sequence[int] = ()
+    ) -> RunningJob:
+        """Run this node's group of one start until nothing of it is left, and return what became of it.
+
+        Args:
+            start: The start.
+            base: What ranks on this node start from.
+            place: What it holds here.
+            attempt: Which start of the job it is.
+            held: Descriptors that its keeper holds until it is over.
+
+        Raises:
+            OSError: when there can be no keeper.
+            StartError: when the job's environment contradicts its devices.
+        """
+        spec = group_spec(start, base, self.number)
+        link, channel = self._hub.ask_for_keeper(start.number, held)
+        channel.send(spec)
+        self._job = job = RunningJob(start, place, attempt, link, channel, [])
+        self._hub.add(job)
+        if self.stopped_by is not None:
+            job.stop(signal.Signals(self.stopped_by).name)
+        while not job.over:
+            self._hub.wait(_INSIST_INTERVAL_S)
+            self._obey()
+            job.insist(time.monotonic())
+        left = job.end_leftovers()
+        if job.left:
+            which = " ".join(map(str, left)) or "of it"
+            _log.warning("#%d : a process (%s) cannot be ended, and may hold its devices", start.number, which)
+        self._hub.remove(job)
+        self._job = None
+        return job
+
+    def _obey(self) -> None:
+        for number in self._arrived.take():
+            if number == self._preempted_by:
+                self.preempted = True
+                self._send(_keeper.Preempt(number))
+            elif number in _signals.FORWARDED_SIGNALS:
+                self._send(_keeper.Forward(number))
+            else:
+                again = self.stopped_by is not None
+                self.stopped_by = self.stopped_by or number
+                if self._job is not None:
+                    self._job.stop(signal.Signals(number).name, at_once=again)
+
+    def _send(self, message: object) -> None:
+        if self._job is not None:
+            self._job.channel.send(message)

@@ -1,0 +1,85 @@
+"""What the first node of a job on several tells the others, and whoever waits for the job, through files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import stat
+from dataclasses import dataclass
+
+from ._files import read_own_pickle, write_private
+from ._specs import GroupReport
+from ._start import JobStart
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """The end of a job.
+
+    Attributes:
+        completed: Whether it completed.
+        cause: Why it did not, one line; empty when it did.
+        start: Its last start; None: it was not started.
+        report: What the keepers reported of that; None: it was not started, or its keeper was lost.
+    """
+
+    completed: bool
+    cause: str = ""
+    start: JobStart | None = None
+    report: GroupReport | None = None
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """The folder of one job, on a file system that all its nodes see.
+
+    Attributes:
+        path: Absolute.
+    """
+
+    path: str
+
+    def publish_start(self, key: str, start: JobStart) -> None:
+        """Tell of a start.
+
+        Args:
+            key: Which one it is, so that nobody takes an earlier one for it.
+            start: The start.
+
+        Raises:
+            OSError: when the folder cannot be written.
+        """
+        os.makedirs(start.meeting or self.path, exist_ok=True)
+        write_private(self._start(key), pickle.dumps(start))
+
+    def read_start(self, key: str) -> JobStart | None:
+        """Return a start; None: it is not known yet."""
+        start = read_own_pickle(self._start(key))
+        return start if isinstance(start, JobStart) else None
+
+    def _start(self, key: str) -> str:
+        return os.path.join(self.path, f"start_{key}.pkl")
+
+    def publish_end(self, end: JobEnd) -> None:
+        """Tell that the job is over.
+
+        Raises:
+            OSError: when the folder cannot be written.
+        """
+        os.makedirs(self.path, exist_ok=True)
+        write_private(self._end, pickle.dumps(end))
+
+    def read_end(self) -> JobEnd | None:
+        """Return the end; None: it is not known yet."""
+        end = read_own_pickle(self._end)
+        return end if isinstance(end, JobEnd) else None
+
+    @property
+    def _end(self) -> str:
+        return os.path.join(self.path, "end.pkl")
+
+    def refresh(self) -> None:
+        """Have names in the folder read from the server, where they may be cached for half a minute (NFS)."""
+        with contextlib.suppress(OSError):
+            os.chmod(self.path, stat.S_IMODE(os.stat(self.path).st_mode))
