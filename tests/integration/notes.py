@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -62,11 +63,26 @@ def notes_of(runner: Runner) -> Notes:
 
 def write_app(runner: Runner, before: str = "", config: str = "config_path=None, config_name='behave'") -> Path:
     """Write app.py, which does what behave.py does after `before`, with a config of its own if `config` names one."""
+    return _write_program(runner, f"import behave, hydra\n{before}", config, "return behave.act(cfg)", "main()")
+
+
+def write_talk(
+    runner: Runner,
+    before: str = "",
+    config: str = "config_path=None, config_name='talk'",
+    body: str = "return talk.main.__wrapped__(cfg)",
+    program: str = "main()",
+) -> Path:
+    """Write the same around talk.py, with what the job does (`body`) and what the program does (`program`)."""
+    return _write_program(runner, f"import os, sys, hydra, talk\n{before}", config, body, program)
+
+
+def _write_program(runner: Runner, before: str, config: str, body: str, program: str) -> Path:
     app = runner.cwd / "app.py"
     app.write_text(
-        f"import sys\nsys.path.insert(0, {str(APPS)!r})\nimport behave, hydra\n{before}\n\n"
-        f"@hydra.main(version_base=None, {config})\ndef main(cfg):\n    return behave.act(cfg)\n\n\n"
-        "if __name__ == '__main__':\n    main()\n",
+        f"import sys\nsys.path.insert(0, {str(APPS)!r})\n{before}\n\n"
+        f"@hydra.main(version_base=None, {config})\ndef main(cfg):\n{indent(body, '    ')}\n\n\n"
+        f"if __name__ == '__main__':\n{indent(program, '    ')}\n",
         encoding="utf-8",
     )
     return app

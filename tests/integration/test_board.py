@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from notes import state_of
+from notes import APPS, state_of, write_talk
 from rich.cells import cell_len
 from terminal import Person, at_terminal
 
 if TYPE_CHECKING:
     from conftest import Runner
 
-TALK = Path(__file__).parents[1] / "apps" / "talk.py"
+TALK = APPS / "talk.py"
 HEADER = "last line of rank 0"
 
 
-def arguments(*overrides: str, at_once: int = 2, nproc: int = 2) -> list[str]:
+def arguments(*overrides: str, at_once: int = 2, nproc: int = 2, app: Path = TALK) -> list[str]:
     return [
-        str(TALK),
+        str(app),
         "-m",
         "hydra/launcher=ddp_subprocess",
         f"hydra.launcher.nproc_per_node={nproc}",
@@ -40,8 +40,10 @@ def arguments(*overrides: str, at_once: int = 2, nproc: int = 2) -> list[str]:
 
 
 @contextmanager
-def watching(runner: Runner, *overrides: str, at_once: int = 2, nproc: int = 2, **options: Any) -> Iterator[Person]:
-    with at_terminal(runner, arguments(*overrides, at_once=at_once, nproc=nproc), **options) as person:
+def watching(
+    runner: Runner, *overrides: str, at_once: int = 2, nproc: int = 2, app: Path = TALK, **options: Any
+) -> Iterator[Person]:
+    with at_terminal(runner, arguments(*overrides, at_once=at_once, nproc=nproc, app=app), **options) as person:
         yield person
 
 
@@ -226,7 +228,7 @@ def test_every_byte_is_in_the_files(runner: Runner) -> None:
     app = runner.cwd / "app.py"
     app.write_text(LOUD)
     options = ("+x=1", "hydra.launcher.tee_ranks=all", "hydra.output_subdir=null")
-    with at_terminal(runner, [app, *arguments(*options, at_once=1)[1:]], columns=100) as person:
+    with watching(runner, *options, at_once=1, app=app, columns=100) as person:
         assert person.end(timeout_s=120) == 0
     for rank in (0, 1):
         sha, size = hashlib.sha256(), 0
@@ -243,16 +245,15 @@ def test_every_byte_is_in_the_files(runner: Runner) -> None:
 
 def test_logging_after_the_sweep(runner: Runner) -> None:
     """What the program logs when the sweep is over appears once, and standard output is what it was (K8)."""
-    app = runner.cwd / "app.py"
-    app.write_text(
-        f"import logging, sys\nsys.path.insert(0, {str(TALK.parent)!r})\nimport hydra, talk\n"
+    program = (
         "before = sys.stdout, sys.stderr\n"
-        "@hydra.main(version_base=None, config_path=None, config_name='talk')\n"
-        "def main(cfg):\n    return talk.main.__wrapped__(cfg)\n\n"
-        "if __name__ == '__main__':\n    main()\n    logging.getLogger('mine').info('all is over')\n"
-        "    assert before == (sys.stdout, sys.stderr)\n    print('as it was')\n"
+        "main()\n"
+        "logging.getLogger('mine').info('all is over')\n"
+        "assert before == (sys.stdout, sys.stderr)\n"
+        "print('as it was')"
     )
-    with at_terminal(runner, [app, *arguments("x=1,2")[1:]], columns=100) as person:
+    app = write_talk(runner, "import logging", program=program)
+    with watching(runner, "x=1,2", app=app, columns=100) as person:
         assert person.end() == 0
     assert sum("all is over" in line for line in person.all_lines) == 1
     assert person.shown[-1] == "as it was"
@@ -285,32 +286,26 @@ def test_output_that_is_no_terminal_has_no_escapes(runner: Runner) -> None:
     assert "line 0 of job 0 rank 0\n" in text and "2 jobs: 2 completed, 0 failed" in text
 
 
+CHATTING = r"""
+def chat():
+    # While logging is configured, a line may come twice or never.
+    while not os.path.exists("sweep/0/.ddp/rank_0.log"):
+        time.sleep(0.01)
+    for n in range(50):
+        print(f"print {n} " + "p" * 30)
+        sys.stderr.write(f"error {n} " + "e" * 30 + "\n")
+        logging.getLogger("mine").warning("log %d", n)
+        time.sleep(0.01)
+if "RANK" not in os.environ:
+    threading.Thread(target=chat, daemon=True).start()
+main()
+"""
+
+
 def test_what_the_program_prints_comes_above(runner: Runner) -> None:
     """Prints, warnings and log lines of the launching process, also those of threads, stay whole beside the board."""
-    app = runner.cwd / "app.py"
-    app.write_text(
-        "import logging, os, sys, threading, time\n"
-        f"sys.path.insert(0, {str(TALK.parent)!r})\n"
-        "import hydra, talk\n"
-        "@hydra.main(version_base=None, config_path=None, config_name='talk')\n"
-        "def main(cfg):\n"
-        "    return talk.main.__wrapped__(cfg)\n"
-        "if __name__ == '__main__':\n"
-        "    def chat():\n"
-        # While logging is configured, a line may come twice or never.
-        "        while not os.path.exists('sweep/0/.ddp/rank_0.log'):\n"
-        "            time.sleep(0.01)\n"
-        "        for n in range(50):\n"
-        "            print(f'print {n} ' + 'p' * 30)\n"
-        "            sys.stderr.write(f'error {n} ' + 'e' * 30 + '\\n')\n"
-        "            logging.getLogger('mine').warning('log %d', n)\n"
-        "            time.sleep(0.01)\n"
-        "    if 'RANK' not in os.environ:\n"
-        "        threading.Thread(target=chat, daemon=True).start()\n"
-        "    main()\n"
-    )
-    argv = arguments("x=1,2", "until=go")
-    with at_terminal(runner, [app, *argv[1:]], columns=100) as person:
+    app = write_talk(runner, "import logging, threading, time", program=CHATTING)
+    with watching(runner, "x=1,2", "until=go", app=app, columns=100) as person:
         person.wait_to_see("log 49", HEADER)
         assert sum(HEADER in line for line in person.all_lines) == 1
         for number in range(50):
@@ -393,10 +388,8 @@ def test_terminals_that_cannot_move_their_cursor(runner: Runner, terminal: str) 
 # --- programs that change their streams
 
 
-WRAPPED = """
-import logging, sys, threading, time
-sys.path.insert(0, {apps!r})
-import hydra, talk
+COPIES = """
+import threading, time
 
 class Copy:
     def __init__(self, stream):
@@ -412,38 +405,34 @@ class Delegating(Copy):
     def __getattr__(self, name):
         return getattr(self.stream, name)
 
-@hydra.main(version_base=None, config_path=None, config_name="talk")
-def main(cfg):
-    return talk.main.__wrapped__(cfg)
-
 def patched(text, write=sys.stdout.write):
     with open("copy.txt", "a") as file:
         file.write(text)
     return write(text)
 
-if __name__ == "__main__":
-    import os
-    if "RANK" not in os.environ:
-        if "{kind}" == "patched":
-            sys.stdout.write = patched
-        else:
-            sys.stdout = {kind}(sys.stdout)
-        def chat():
-            for n in range(60):
-                print("said", n)
-                time.sleep(0.02)
-        threading.Thread(target=chat, daemon=True).start()
-    main()
+def chat():
+    for n in range(60):
+        print("said", n)
+        time.sleep(0.02)
 """
+COPYING = """
+if "RANK" not in os.environ:
+    {change}
+    threading.Thread(target=chat, daemon=True).start()
+main()
+"""
+CHANGES = {
+    "copied": "sys.stdout = Copy(sys.stdout)",
+    "delegating": "sys.stdout = Delegating(sys.stdout)",
+    "patched": "sys.stdout.write = patched",
+}
 
 
-@pytest.mark.parametrize("kind", ["Copy", "Delegating", "patched"])
-def test_a_program_that_copies_its_output(runner: Runner, kind: str) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_program_that_copies_its_output(runner: Runner, change: str) -> None:
     """Who puts something of his own before the terminal gets every line, and so does the terminal, beside one board."""
-    app = runner.cwd / "app.py"
-    app.write_text(WRAPPED.format(apps=str(TALK.parent), kind=kind))
-    argv = arguments("x=1,2", "until=go")
-    with at_terminal(runner, [app, *argv[1:]], columns=100) as person:
+    app = write_talk(runner, COPIES, program=COPYING.format(change=CHANGES[change]))
+    with watching(runner, "x=1,2", "until=go", app=app, columns=100) as person:
         person.wait_to_see("said 59", HEADER)
         assert sum(HEADER in line for line in person.all_lines) == 1
         go(runner)
@@ -457,10 +446,8 @@ def test_a_program_that_copies_its_output(runner: Runner, kind: str) -> None:
     assert not any(HEADER in line for line in [*copied, *person.all_lines])
 
 
-HANDLERS = """
-import logging, sys
-sys.path.insert(0, {apps!r})
-import hydra, talk
+LATE_HANDLER = """
+import logging
 from omegaconf import OmegaConf
 
 def resolve(x):
@@ -470,22 +457,14 @@ def resolve(x):
     return x
 
 OmegaConf.register_new_resolver("late", resolve, use_cache=True)
-
-@hydra.main(version_base=None, config_path=None, config_name="talk")
-def main(cfg):
-    return talk.main.__wrapped__(cfg)
-
-if __name__ == "__main__":
-    main()
 """
 
 
 def test_batches_and_handlers_made_meanwhile(runner: Runner) -> None:
     """Over many batches one board at a time is drawn, whoever holds a stream from before; one table shows all jobs."""
-    app = runner.cwd / "app.py"
-    app.write_text(HANDLERS.format(apps=str(TALK.parent)))
-    argv = arguments("x=1,2,3,4", "+y='${late:${x}}'", "hydra.sweeper.max_batch_size=2", "every_s=0.2")
-    with at_terminal(runner, [app, *argv[1:]], columns=100, env={"PYTHONWARNINGS": "ignore"}) as person:
+    app = write_talk(runner, LATE_HANDLER)
+    overrides = ("x=1,2,3,4", "+y='${late:${x}}'", "hydra.sweeper.max_batch_size=2", "every_s=0.2")
+    with watching(runner, *overrides, app=app, columns=100, env={"PYTHONWARNINGS": "ignore"}) as person:
         assert person.end() == 0
     lines = person.all_lines
     assert not any(HEADER in line for line in lines)
@@ -506,7 +485,7 @@ def test_a_very_long_line(runner: Runner) -> None:
         f"    for _ in range(100):\n        sys.stdout.write({say})\n        sys.stdout.flush()\n\n"
         "if __name__ == '__main__':\n    main()\n"
     )
-    with at_terminal(runner, [app, *arguments("+x=1", at_once=1, nproc=1)[1:]], columns=100) as person:
+    with watching(runner, "+x=1", at_once=1, nproc=1, app=app, columns=100) as person:
         pid = person.child.pid
         seconds = 0.0
         while person.child.isalive():
@@ -538,11 +517,7 @@ def test_a_terminal_that_nobody_reads(runner: Runner) -> None:
     runner.assert_nothing_left()
 
 
-TEES = """
-import sys
-sys.path.insert(0, {apps!r})
-import hydra, os, talk
-
+TEE = """
 class Tee:
     def __init__(self, stream):
         self.stream = stream
@@ -550,16 +525,6 @@ class Tee:
         return self.stream.write(text)
     def flush(self):
         self.stream.flush()
-{extras}
-
-@hydra.main(version_base=None, config_path=None, config_name="talk")
-def main(cfg):
-    return talk.main.__wrapped__(cfg)
-
-if __name__ == "__main__":
-    if "RANK" not in os.environ:
-        sys.{name} = Tee(sys.{name})
-    main()
 """
 EXTRAS = {
     "nothing": "",
@@ -575,9 +540,8 @@ EXTRAS = {
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
 def test_streams_that_lack_something(runner: Runner, name: str, extras: str) -> None:
     """A program's own stream need not have more than `write` and `flush`, on a terminal and into a pipe."""
-    app = runner.cwd / "app.py"
-    app.write_text(TEES.format(apps=str(TALK.parent), extras=EXTRAS[extras], name=name))
-    argv = [str(app), *arguments("x=1,2")[1:]]
+    program = f"if 'RANK' not in os.environ:\n    sys.{name} = Tee(sys.{name})\nmain()"
+    argv = arguments("x=1,2", app=write_talk(runner, TEE + EXTRAS[extras], program=program))
     with at_terminal(runner, argv, columns=100) as person:
         assert person.end() == 0
     assert any("2 jobs: 2 completed, 0 failed" in line for line in person.all_lines)

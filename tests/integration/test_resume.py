@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from notes import APPS, write_talk
 
 if TYPE_CHECKING:
     from conftest import Ran, Runner
 
-TALK = Path(__file__).parents[1] / "apps" / "talk.py"
+TALK = APPS / "talk.py"
 
 
 def arguments(*overrides: str, nproc: int = 1, at_once: int = 1, app: Path = TALK) -> list[str]:
@@ -86,48 +87,40 @@ def test_what_is_done_is_not_run_again(runner: Runner) -> None:
     assert set(decisions(third).values()) == {"is not run: done"}
 
 
-RETURNS = """
-import sys
-sys.path.insert(0, {apps!r})
-import hydra, talk
-from omegaconf import DictConfig
-
+VALUES = """
 class Thing:
     def __init__(self, x):
         self.x = x
     def __eq__(self, other):
         return type(other) is Thing and other.x == self.x
 
-@hydra.main(version_base=None, config_path=None, config_name="talk")
-def main(cfg: DictConfig):
-    talk.main.__wrapped__(cfg)
-    return [None, 3, 0.1, "text", (1, 2.5), {{"a": [1]}}, float("inf"), Thing(7)][cfg.x]
-
-if __name__ == "__main__":
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-    from hydra.core.plugins import Plugins
-    launcher = None
-    seen = []
-    from hydra_plugins.hydra_ddp_subprocess_launcher import _sweep
-    run = _sweep.run_sweep
-    def wrapped(*args):
-        returned = run(*args)
-        seen.extend((r.return_value, r.status.name, r.overrides, r.cfg.x, r.hydra_cfg.hydra.job.num) for r in returned)
-        return returned
-    _sweep.run_sweep = wrapped
-    main()
-    expected = [None, 3, 0.1, "text", (1, 2.5), {{"a": [1]}}, float("inf"), Thing(7)]
-    assert [one[0] for one in seen] == expected, seen
-    assert [type(one[0]) for one in seen] == [type(one) for one in expected], seen
-    assert [one[1:] for one in seen] == [("COMPLETED", [f"x={{n}}"], n, n) for n in range(8)], seen
-    print("all as they were")
+VALUES = [None, 3, 0.1, "text", (1, 2.5), {"a": [1]}, float("inf"), Thing(7)]
 """
+CHECKED = """
+from hydra_plugins.hydra_ddp_subprocess_launcher import _sweep
+seen = []
+run = _sweep.run_sweep
+def wrapped(*args):
+    returned = run(*args)
+    seen.extend((r.return_value, r.status.name, r.overrides, r.cfg.x, r.hydra_cfg.hydra.job.num) for r in returned)
+    return returned
+_sweep.run_sweep = wrapped
+main()
+assert [one[0] for one in seen] == VALUES, seen
+assert [type(one[0]) for one in seen] == [type(one) for one in VALUES], seen
+assert [one[1:] for one in seen] == [("COMPLETED", [f"x={n}"], n, n) for n in range(8)], seen
+print("all as they were")
+"""
+
+
+def write_returning(runner: Runner) -> Path:
+    """Write a program whose jobs return values of many types, and which looks at what its sweeper gets."""
+    return write_talk(runner, VALUES, body="talk.main.__wrapped__(cfg)\nreturn VALUES[cfg.x]", program=CHECKED)
 
 
 def test_values_keep_their_types(runner: Runner) -> None:
     """Of a job that is not run the sweeper gets what it would have got else: value with its type, config, number."""
-    app = runner.cwd / "app.py"
-    app.write_text(RETURNS.format(apps=str(TALK.parent)))
+    app = write_returning(runner)
     first = sweep(runner, "x=0,1,2,3,4,5,6,7", app=app, at_once=3)
     assert "all as they were" in first.stdout, first.output
     second = resume(runner, "x=0,1,2,3,4,5,6,7", app=app)
@@ -207,13 +200,7 @@ def test_a_config_that_changed(runner: Runner) -> None:
     """A job whose own config is another one by now is run again in its directory, and it is said in which keys."""
     conf = runner.cwd / "conf"
     conf.mkdir()
-    app = runner.cwd / "app.py"
-    app.write_text(
-        f"import sys\nsys.path.insert(0, {str(TALK.parent)!r})\nimport hydra, talk\n"
-        "@hydra.main(version_base=None, config_path='conf', config_name='config')\n"
-        "def main(cfg):\n    return talk.main.__wrapped__(cfg)\n\n"
-        "if __name__ == '__main__':\n    main()\n"
-    )
+    app = write_talk(runner, config="config_path='conf', config_name='config'")
     (conf / "config.yaml").write_text("defaults: [talk, _self_]\nnet: {width: 3, gone: 1}\nsame: ${x}\n")
     assert sweep(runner, "x=1,2", app=app).returncode == 0
     (conf / "config.yaml").write_text("same: ${x}\nnet: {gone: 1, width: 3}\ndefaults: [talk, _self_]\n")
@@ -546,8 +533,7 @@ def test_directories_that_are_shared_on_purpose(runner: Runner, subdir: str) -> 
 @pytest.mark.parametrize("copied", [True, False])
 def test_a_directory_that_was_moved(runner: Runner, copied: bool) -> None:
     """A sweep that was moved, or copied, goes on where it is now, with all values, and leaves the other one alone."""
-    app = runner.cwd / "app.py"
-    app.write_text(RETURNS.format(apps=str(TALK.parent)))
+    app = write_returning(runner)
     first = sweep(runner, "x=0,1,2,3,4,5,6,7", app=app, at_once=3)
     assert "all as they were" in first.stdout, first.output
     (shutil.copytree if copied else shutil.move)(runner.cwd / "sweep", runner.cwd / "there")
@@ -563,14 +549,8 @@ def test_a_directory_that_was_moved(runner: Runner, copied: bool) -> None:
 
 def test_a_job_that_was_done_though_nobody_knew(runner: Runner) -> None:
     """A job whose ranks had all stored their outcome when the launching process was killed is not run again."""
-    app = runner.cwd / "app.py"
-    app.write_text(
-        f"import sys, time, atexit\nsys.path.insert(0, {str(TALK.parent)!r})\nimport hydra, talk, os\n"
-        "if 'RANK' in os.environ and not os.path.exists('quick'):\n    atexit.register(time.sleep, 60)\n"
-        "@hydra.main(version_base=None, config_path=None, config_name='talk')\n"
-        "def main(cfg):\n    return talk.main.__wrapped__(cfg)\n\n"
-        "if __name__ == '__main__':\n    main()\n"
-    )
+    late = "if 'RANK' in os.environ and not os.path.exists('quick'):\n    atexit.register(time.sleep, 60)"
+    app = write_talk(runner, f"import atexit, time\n{late}")
     argv = arguments("x=1,2", "value=list", nproc=2, app=app)
     with runner.start(sys.executable, *argv, env={"TALK_DIR": str(runner.cwd)}) as process:
         folder = runner.cwd / "sweep" / "0" / ".ddp"
@@ -596,15 +576,10 @@ def test_duplicates(runner: Runner) -> None:
 
 def test_two_tasks_in_one_directory(runner: Runner) -> None:
     """What one function of a program returned is not taken for what another one would with the same overrides."""
-    app = runner.cwd / "app.py"
-    app.write_text(
-        f"import sys\nsys.path.insert(0, {str(TALK.parent)!r})\nimport hydra, talk\n"
-        "@hydra.main(version_base=None, config_path=None, config_name='talk')\n"
-        "def train(cfg):\n    return 'trained'\n\n"
-        "@hydra.main(version_base=None, config_path=None, config_name='talk')\n"
-        "def check(cfg):\n    return 'checked'\n\n"
-        "if __name__ == '__main__':\n    train()\n    check()\n"
+    train = (
+        "@hydra.main(version_base=None, config_path=None, config_name='talk')\ndef train(cfg):\n    return 'trained'"
     )
+    app = write_talk(runner, train, body="return 'checked'", program="train()\nmain()")
     for again in range(2):
         second = resume(runner, "x=1", app=app)
         assert second.returncode == 0
@@ -614,13 +589,7 @@ def test_two_tasks_in_one_directory(runner: Runner) -> None:
 
 def test_a_value_that_is_lost_stays_lost(runner: Runner) -> None:
     """A completed job whose value could not be pickled is not run for ever."""
-    app = runner.cwd / "app.py"
-    app.write_text(
-        f"import sys, threading\nsys.path.insert(0, {str(TALK.parent)!r})\nimport hydra, talk\n"
-        "@hydra.main(version_base=None, config_path=None, config_name='talk')\n"
-        "def main(cfg):\n    talk.main.__wrapped__(cfg)\n    return threading.Lock()\n\n"
-        "if __name__ == '__main__':\n    main()\n"
-    )
+    app = write_talk(runner, "import threading", body="talk.main.__wrapped__(cfg)\nreturn threading.Lock()")
     sweep(runner, "x=1", app=app)
     second = resume(runner, "x=1", app=app)
     assert second.returncode == 0 and decisions(second) == {0: "is not run: done"}
@@ -628,16 +597,12 @@ def test_a_value_that_is_lost_stays_lost(runner: Runner) -> None:
 
 def test_no_job_runs_twice_at_once(runner: Runner) -> None:
     """A sweep that is resumed the moment its launching process was killed waits until the ranks of that are gone."""
-    app = runner.cwd / "app.py"
-    app.write_text(
-        f"import sys, signal, os, time\nsys.path.insert(0, {str(TALK.parent)!r})\nimport hydra, talk\n"
-        "@hydra.main(version_base=None, config_path=None, config_name='talk')\n"
-        "def main(cfg):\n"
-        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "    talk.note('began')\n"
-        "    while not os.path.exists('quick'):\n        talk.note('lives')\n        time.sleep(0.01)\n\n"
-        "if __name__ == '__main__':\n    main()\n"
+    body = (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "talk.note('began')\n"
+        "while not os.path.exists('quick'):\n    talk.note('lives')\n    time.sleep(0.01)"
     )
+    app = write_talk(runner, "import signal, time", body=body)
     argv = arguments("x=1", "hydra.launcher.resume=unfinished", app=app)
     for _ in range(3):
         with runner.start(sys.executable, *argv, env={"TALK_DIR": str(runner.cwd)}) as process:
@@ -658,13 +623,7 @@ def test_keys_that_are_numbers(runner: Runner) -> None:
     """A key of the config that is a number counts like any other, and types do, too; a secret's value is not shown."""
     conf = runner.cwd / "conf"
     conf.mkdir()
-    app = runner.cwd / "app.py"
-    app.write_text(
-        f"import sys\nsys.path.insert(0, {str(TALK.parent)!r})\nimport hydra, talk\n"
-        "@hydra.main(version_base=None, config_path='conf', config_name='config')\n"
-        "def main(cfg):\n    return talk.main.__wrapped__(cfg)\n\n"
-        "if __name__ == '__main__':\n    main()\n"
-    )
+    app = write_talk(runner, config="config_path='conf', config_name='config'")
     said = []
     for extra in ("1: 3", "1: 4", "1: '4'", "1: 4.0", "1: 4.0\napi_key: a", "1: 4.0\napi_key: b"):
         (conf / "config.yaml").write_text(f"defaults: [talk, _self_]\n{extra}\n")
@@ -714,13 +673,7 @@ def test_attempts_count_all_starts(runner: Runner) -> None:
     """HYDRA_DDP_ATTEMPT counts every start of a job, whatever its config was in between."""
     conf = runner.cwd / "conf"
     conf.mkdir()
-    app = runner.cwd / "app.py"
-    app.write_text(
-        f"import sys\nsys.path.insert(0, {str(TALK.parent)!r})\nimport hydra, talk\n"
-        "@hydra.main(version_base=None, config_path='conf', config_name='config')\n"
-        "def main(cfg):\n    return talk.main.__wrapped__(cfg)\n\n"
-        "if __name__ == '__main__':\n    main()\n"
-    )
+    app = write_talk(runner, config="config_path='conf', config_name='config'")
     for key in (0, 1, 0, 2):
         (conf / "config.yaml").write_text(f"defaults: [talk, _self_]\nkey: {key}\n")
         assert resume(runner, "x=1", app=app).returncode == 0
