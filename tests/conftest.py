@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hydra.version import VersionBase
 from slurm_cluster import slurm, slurm_cluster  # noqa: F401
+from two_hosts import two_hosts  # noqa: F401
 
 APPS = Path(__file__).parent / "apps"
 # Every process that a test starts carries this variable with a value of its own, so that left-overs can be found.
