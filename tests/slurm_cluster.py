@@ -82,7 +82,7 @@ def _wait(holds: Callable[[], bool], timeout_s: float, otherwise: Callable[[], s
 def unavailable(reason: str) -> NoReturn:
     """Skip, or fail where a cluster is required."""
     if os.environ.get(REQUIRE) == "1":
-        pytest.fail(f"{REQUIRE}=1, but there is no SLURM cluster: {reason}")
+        pytest.fail(f"{REQUIRE}=1, but there is no SLURM cluster: {reason}", pytrace=False)
     pytest.skip(f"no SLURM cluster: {reason}")
 
 
