@@ -29,9 +29,10 @@ def test_nodes_do_not_share_their_loopback(runner: Runner, slurm: SlurmCluster) 
     """Both nodes bind one port, and at 127.0.0.1 each finds its own; this machine has a loopback of its own, too."""
     if slurm.network != "netns":
         pytest.skip("the nodes share this machine's network")
+    port = 20000 + os.getpid() % 10000  # Another session may be at this very test.
     code = (
-        "import os, socket, time\n"
-        "server = socket.create_server(('', 5001))\n"
+        "import socket\n"
+        f"server = socket.create_server(('', {port}))\n"
         "print(socket.gethostname(), flush=True)\n"
         "while True:\n"
         "    server.accept()[0].sendall(socket.gethostname().encode())"
@@ -42,20 +43,19 @@ def test_nodes_do_not_share_their_loopback(runner: Runner, slurm: SlurmCluster) 
         job = sbatch.communicate()[0].split()[-1]
     output = runner.cwd / f"{job}.txt"
     runner.wait_until(lambda: output.exists() and len(output.read_text().split()) == 2)
-    hello = "import socket, sys; print(socket.create_connection((sys.argv[1], 5001)).recv(100).decode())"
+    hello = "import socket, sys; print(socket.create_connection((sys.argv[1], int(sys.argv[2]))).recv(100).decode())"
     for node, address in zip(slurm.nodes, slurm.addresses, strict=True):
         for at in ("127.0.0.1", *slurm.nodes):
-            ran = runner.run("srun", f"--nodelist={node}", sys.executable, "-c", hello, at)
+            ran = runner.run("srun", f"--nodelist={node}", sys.executable, "-c", hello, at, str(port))
             assert ran.stdout.split() == [node if at == "127.0.0.1" else at]
-        with socket.create_connection((address, 5001), timeout=5) as client:
+        with socket.create_connection((address, port), timeout=5) as client:
             assert client.recv(100).decode() == node
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", 5001), timeout=5)
+        socket.create_connection(("127.0.0.1", port), timeout=5)
     assert runner.alive()
     slurm.scancel(job)
     slurm.wait_for_state(job, "CANCELLED")
-    slurm.wait_until_idle()
-    runner.assert_nothing_left()
+    runner.assert_nothing_left(10)
 
 
 def test_submitit(slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
