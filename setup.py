@@ -22,10 +22,12 @@ setup(
     install_requires=["hydra-core>=1.3.2,<1.5", "omegaconf>=2.3", "cloudpickle>=3.0", "rich>=13", "nvidia-ml-py>=12"],
     extras_require={
         "example": ["torch>=2.2", "scikit-learn>=1.3"],
+        "submitit": ["hydra-submitit-launcher>=1.2"],
         "timeline": ["matplotlib>=3.6"],
         "dev": [
             "coverage>=7",
             "hydra-optuna-sweeper>=1.2",
+            "hydra-submitit-launcher>=1.2",
             "hydra-zen>=0.13",
             "hypothesis>=6.90",
             "matplotlib>=3.6",

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from hydra.version import VersionBase
+from slurm_cluster import slurm, slurm_cluster  # noqa: F401
+from two_hosts import two_hosts  # noqa: F401
 
 APPS = Path(__file__).parent / "apps"
 # Every process that a test starts carries this variable with a value of its own, so that left-overs can be found.
@@ -26,6 +28,14 @@ def pytest_configure() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs a SLURM cluster, so that `-m "not slurm"` leaves it out."""
+    for item in items:
+        if "slurm_cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker("slurm")
 
 
 @dataclass(frozen=True)
