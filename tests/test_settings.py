@@ -39,6 +39,8 @@ def test_defaults() -> None:
         omp_num_threads=None,
         master_addr=None,
         master_port=None,
+        nnodes=1,
+        node_rank=0,
         max_restarts=0,
         limits=Limits(grace_period_s=15.0, timeout_s=None, exit_timeout_s=None),
         wrapper=(),
