@@ -39,7 +39,7 @@ LAYERS = (
     ("_rules", "_environment", "_program", "_tasks", "_sources", "_devices", "_files", "_results_csv", "_ledger"),
     ("_commands", "_footprint", "_start", "_keeper", "_spawner"),
     # One node's groups of a job.
-    ("_running", "_hub", "_node", "_nodes", "_gathering"),
+    ("_running", "_hub", "_nodes", "_gathering", "_node"),
     ("config", "_settings", "_freeze", "_outcome", "_failures"),
     ("_entry", "_results", "_report", "_summary", "_board", "_rank", "_resume"),
     ("_setup", "_plan", "_describe", "_debug"),

@@ -38,7 +38,7 @@ class Follower:
         self._sweep = sweep
         self._gathering: Gathering = sweep.gathering
         self._overrides = dict(enumerate(job_overrides, start=first))
-        self._node = Node(sweep.settings.node_rank)
+        self._node = Node(sweep.settings.node_rank, sweep.gathering)
         self._base = _environment.scrub(os.environ, _machine.start_environment())
 
     def run(self) -> list[JobReturn]:
@@ -61,8 +61,6 @@ class Follower:
                     returns.append(_results.make_job_return(overrides, None, "", task_name, verdict))
         finally:
             self._sweep.gate.close()
-            if len(returns) < len(self._overrides):
-                self._gathering.leave()
         if self._node.stopped_by is not None:
             handler = signal.getsignal(self._node.stopped_by)
             if callable(handler):
@@ -96,11 +94,11 @@ class Follower:
 
         def is_told() -> bool:
             nonlocal found
-            if gone := self._gathering.look():
-                raise StartError(f"This node followed node 0, but {gone}.")
             folder.refresh()
-            found = folder.read_start(key)
-            return found is not None or folder.read_end() is not None
+            # The end comes first: of a job that is over nothing is to be started.
+            over = folder.read_end() is not None
+            found = None if over else folder.read_start(key)
+            return over or found is not None
 
         self._node.wait_until(is_told)
         return found

@@ -13,7 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from . import _keeper, _signals
+from ._errors import StartError
+from ._gathering import Gathering
 from ._hub import Hub
+from ._nodes import tell_for_keeper
+from ._peers import refresh_names
 from ._running import RunningJob
 from ._start import Attempt, JobStart, Place, group_spec
 
@@ -28,6 +32,7 @@ class Node:
 
     Args:
         number: Of this node.
+        gathering: The processes like this one on the job's other nodes; None: there are none.
         preempted_by: Signal by which a cluster tells that the job will be interrupted and started again; None: none.
 
     Attributes:
@@ -35,10 +40,12 @@ class Node:
         preempted: Whether `preempted_by` has come.
     """
 
-    def __init__(self, number: int, preempted_by: int | None = None) -> None:
+    def __init__(self, number: int, gathering: Gathering | None, preempted_by: int | None = None) -> None:
         self.number = number
+        self._gathering = gathering
         self._preempted_by = preempted_by
         self.stopped_by: int | None = None
+        self._stopped_at = 0.0
         self.preempted = False
         self._job: RunningJob | None = None
 
@@ -61,13 +68,33 @@ class Node:
         return self.stopped_by is not None or self.preempted
 
     def wait_until(self, ready: Callable[[], bool]) -> bool:
-        """Wait for what other processes write; return False where a signal came first."""
+        """Wait for what other processes write; return False where a signal came first.
+
+        Raises:
+            StartError: when another node takes no further part.
+        """
         while not self.stopping:
+            gone = self._gone()
+            # What another node wrote before it went counts.
             if ready():
                 return True
-            self._hub.wait(_FILES_INTERVAL_S)
-            self._obey()
+            if gone:
+                raise StartError(f"Node {self.number} cannot go on: {gone}.")
+            self.pause()
         return False
+
+    def pause(self) -> None:
+        """Wait for a moment, or for a signal."""
+        self._hub.wait(_FILES_INTERVAL_S)
+        self._obey()
+
+    def leave(self) -> None:
+        """Tell the other nodes that this one takes no further part."""
+        if self._gathering is not None:
+            self._gathering.leave()
+
+    def _gone(self) -> str:
+        return "" if self._gathering is None else self._gathering.look()
 
     def run_group(
         self, start: JobStart, base: Mapping[str, str], place: Place, attempt: Attempt, held: Sequence[int] = ()
@@ -86,15 +113,20 @@ class Node:
             StartError: when the job's environment contradicts its devices.
         """
         spec = group_spec(start, base, self.number)
+        refresh_names(start.paths.folder)
         link, channel = self._hub.ask_for_keeper(start.number, held)
         channel.send(spec)
         self._job = job = RunningJob(start, place, attempt, link, channel, [])
         self._hub.add(job)
         if self.stopped_by is not None:
             job.stop(signal.Signals(self.stopped_by).name)
+        elif self.preempted and self._preempted_by is not None:
+            channel.send(_keeper.Preempt(self._preempted_by))
         while not job.over:
             self._hub.wait(_INSIST_INTERVAL_S)
             self._obey()
+            if job.end_by is None and (gone := self._gone()):
+                job.stop(gone)
             job.insist(time.monotonic())
         left = job.end_leftovers()
         if job.left:
@@ -102,6 +134,9 @@ class Node:
             _log.warning("#%d : a process (%s) cannot be ended, and may hold its devices", start.number, which)
         self._hub.remove(job)
         self._job = None
+        tell_for_keeper(start, self.number, job.report)
+        if self._gathering is not None:
+            self._gathering.learn(job.report)
         return job
 
     def _obey(self) -> None:
@@ -112,10 +147,20 @@ class Node:
             elif number in _signals.FORWARDED_SIGNALS:
                 self._send(_keeper.Forward(number))
             else:
-                again = self.stopped_by is not None
-                self.stopped_by = self.stopped_by or number
-                if self._job is not None:
-                    self._job.stop(signal.Signals(number).name, at_once=again)
+                self._stop(number)
+
+    def _stop(self, number: int) -> None:
+        now = time.monotonic()
+        again = self.stopped_by is not None
+        if self.stopped_by is None:
+            self.stopped_by, self._stopped_at = number, now
+        elif now - self._stopped_at < _signals.ONE_ORDER_S:
+            return
+        if self._job is not None:
+            name = signal.Signals(number).name
+            how = "killing" if again else "stopping"
+            _log.warning("%s: %s the running job%s", name, how, "" if again else " (once more: kill at once)")
+            self._job.stop(name, at_once=again)
 
     def _send(self, message: object) -> None:
         if self._job is not None:

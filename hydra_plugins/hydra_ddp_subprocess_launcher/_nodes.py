@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import stat
 from dataclasses import dataclass
 
+from . import _machine, _peers
 from ._files import read_own_pickle, write_private
-from ._specs import GroupReport
+from ._specs import GroupReport, Meeting, StopReason
 from ._start import JobStart
+
+_START = "start_"
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,27 @@ class JobFolder:
         start = read_own_pickle(self._start(key))
         return start if isinstance(start, JobStart) else None
 
+    @property
+    def starts(self) -> int:
+        """How many starts were told of."""
+        try:
+            return sum(name.startswith(_START) for name in os.listdir(self.path))
+        except OSError:
+            return 0
+
+    def read_last_start(self) -> JobStart | None:
+        """Return the start that was told of last; None: none is known yet."""
+        self.refresh()
+        try:
+            names = [entry for entry in os.scandir(self.path) if entry.name.startswith(_START)]
+            last = max(names, key=lambda entry: entry.stat().st_mtime_ns, default=None)
+        except OSError:
+            return None
+        start = None if last is None else read_own_pickle(last.path)
+        return start if isinstance(start, JobStart) else None
+
     def _start(self, key: str) -> str:
-        return os.path.join(self.path, f"start_{key}.pkl")
+        return os.path.join(self.path, f"{_START}{key}.pkl")
 
     def publish_end(self, end: JobEnd) -> None:
         """Tell that the job is over.
@@ -81,5 +102,21 @@ class JobFolder:
 
     def refresh(self) -> None:
         """Have names in the folder read from the server, where they may be cached for half a minute (NFS)."""
-        with contextlib.suppress(OSError):
-            os.chmod(self.path, stat.S_IMODE(os.stat(self.path).st_mode))
+        _peers.refresh_names(self.path)
+
+
+def tell_for_keeper(start: JobStart, node: int, report: GroupReport | None) -> None:
+    """Tell a job's other nodes that this one's group has ended, where its keeper could not meet theirs, or was killed.
+
+    Where that cannot be written either, they are left to the silence of this node.
+
+    Args:
+        start: The start of the job.
+        node: Number of this node.
+        report: What its keeper reported; None: nothing, as it was killed.
+    """
+    if not start.meeting or (report is not None and report.hosts):
+        return
+    meeting = Meeting(start.meeting, node, start.group.nnodes)
+    with contextlib.suppress(OSError):
+        _peers.tell_for_keeper(meeting, _machine.host(), report or GroupReport((), StopReason.KEEPER_LOST, None))
