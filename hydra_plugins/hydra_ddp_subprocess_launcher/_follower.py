@@ -38,7 +38,7 @@ class Follower:
         self._sweep = sweep
         self._gathering: Gathering = sweep.gathering
         self._overrides = dict(enumerate(job_overrides, start=first))
-        self._node = Node(sweep.settings.node_rank)
+        self._node = Node(sweep.settings.node_rank, sweep.gathering)
         self._base = _environment.scrub(os.environ, _machine.start_environment())
 
     def run(self) -> list[JobReturn]:
@@ -96,8 +96,6 @@ class Follower:
 
         def is_told() -> bool:
             nonlocal found
-            if gone := self._gathering.look():
-                raise StartError(f"This node followed node 0, but {gone}.")
             folder.refresh()
             found = folder.read_start(key)
             return found is not None or folder.read_end() is not None

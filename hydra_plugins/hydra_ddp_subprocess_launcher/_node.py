@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from . import _keeper, _signals
+from ._errors import StartError
+from ._gathering import Gathering
 from ._hub import Hub
 from ._running import RunningJob
 from ._start import Attempt, JobStart, Place, group_spec
@@ -28,6 +30,7 @@ class Node:
 
     Args:
         number: Of this node.
+        gathering: The processes like this one on the job's other nodes; None: there are none.
         preempted_by: Signal by which a cluster tells that the job will be interrupted and started again; None: none.
 
     Attributes:
@@ -35,8 +38,9 @@ class Node:
         preempted: Whether `preempted_by` has come.
     """
 
-    def __init__(self, number: int, preempted_by: int | None = None) -> None:
+    def __init__(self, number: int, gathering: Gathering | None, preempted_by: int | None = None) -> None:
         self.number = number
+        self._gathering = gathering
         self._preempted_by = preempted_by
         self.stopped_by: int | None = None
         self.preempted = False
@@ -61,13 +65,31 @@ class Node:
         return self.stopped_by is not None or self.preempted
 
     def wait_until(self, ready: Callable[[], bool]) -> bool:
-        """Wait for what other processes write; return False where a signal came first."""
+        """Wait for what other processes write; return False where a signal came first.
+
+        Raises:
+            StartError: when another node takes no further part.
+        """
         while not self.stopping:
             if ready():
                 return True
-            self._hub.wait(_FILES_INTERVAL_S)
-            self._obey()
+            if gone := self._gone():
+                raise StartError(f"Node {self.number} cannot go on: {gone}.")
+            self.pause()
         return False
+
+    def pause(self) -> None:
+        """Wait for a moment, or for a signal."""
+        self._hub.wait(_FILES_INTERVAL_S)
+        self._obey()
+
+    def leave(self) -> None:
+        """Tell the other nodes that this one takes no further part."""
+        if self._gathering is not None:
+            self._gathering.leave()
+
+    def _gone(self) -> str:
+        return "" if self._gathering is None else self._gathering.look()
 
     def run_group(
         self, start: JobStart, base: Mapping[str, str], place: Place, attempt: Attempt, held: Sequence[int] = ()
@@ -92,9 +114,13 @@ class Node:
         self._hub.add(job)
         if self.stopped_by is not None:
             job.stop(signal.Signals(self.stopped_by).name)
+        elif self.preempted and self._preempted_by is not None:
+            channel.send(_keeper.Preempt(self._preempted_by))
         while not job.over:
             self._hub.wait(_INSIST_INTERVAL_S)
             self._obey()
+            if job.end_by is None and (gone := self._gone()):
+                job.stop(gone)
             job.insist(time.monotonic())
         left = job.end_leftovers()
         if job.left:

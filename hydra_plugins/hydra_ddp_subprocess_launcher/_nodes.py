@@ -12,6 +12,8 @@ from ._files import read_own_pickle, write_private
 from ._specs import GroupReport
 from ._start import JobStart
 
+_START = "start_"
+
 
 @dataclass(frozen=True)
 class JobEnd:
@@ -58,8 +60,27 @@ class JobFolder:
         start = read_own_pickle(self._start(key))
         return start if isinstance(start, JobStart) else None
 
+    @property
+    def starts(self) -> int:
+        """How many starts were told of."""
+        try:
+            return sum(name.startswith(_START) for name in os.listdir(self.path))
+        except OSError:
+            return 0
+
+    def read_last_start(self) -> JobStart | None:
+        """Return the start that was told of last; None: none is known yet."""
+        self.refresh()
+        try:
+            names = [entry for entry in os.scandir(self.path) if entry.name.startswith(_START)]
+            last = max(names, key=lambda entry: entry.stat().st_mtime_ns, default=None)
+        except OSError:
+            return None
+        start = None if last is None else read_own_pickle(last.path)
+        return start if isinstance(start, JobStart) else None
+
     def _start(self, key: str) -> str:
-        return os.path.join(self.path, f"start_{key}.pkl")
+        return os.path.join(self.path, f"{_START}{key}.pkl")
 
     def publish_end(self, end: JobEnd) -> None:
         """Tell that the job is over.

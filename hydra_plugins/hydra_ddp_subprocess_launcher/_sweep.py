@@ -14,6 +14,7 @@ from ._follower import Follower
 from ._jobs import Batch
 from ._setup import Sweep
 from ._signals import InsistedError
+from ._submitted import SubmittedBatch
 
 
 def run_sweep(sweep: Sweep, job_overrides: list[list[str]], initial_job_idx: int) -> list[JobReturn]:
@@ -35,6 +36,8 @@ def run_sweep(sweep: Sweep, job_overrides: list[list[str]], initial_job_idx: int
         if sweep.footprint is not None:
             return show_batch(sweep, sweep.footprint, job_overrides, initial_job_idx)
         _make_sweep_dir(sweep.config)
+        if sweep.cluster is not None:
+            return SubmittedBatch(sweep, job_overrides, initial_job_idx).run()
         if sweep.follows:
             return Follower(sweep, job_overrides, initial_job_idx).run()
         try:
