@@ -169,12 +169,15 @@ def sbatch_text(cluster: Cluster, jobs: int) -> str:
     executor: Any = object.__new__(slurm.SlurmExecutor)
     executor.python = shlex.quote(sys.executable)
     executor.folder = Path(cluster.queue["submitit_folder"]).expanduser().absolute()
-    executor.parameters = {}
     parameters = {name.removeprefix("slurm_"): value for name, value in executor_parameters(cluster).items()}
-    executor.update_parameters(**executor._convert_parameters(parameters))
-    if jobs > 1:
-        executor.parameters["map_count"] = jobs
-    return str(executor._make_submission_file_text(executor._submitit_command_str, ""))
+    return str(
+        slurm._make_sbatch_string(
+            command=executor._submitit_command_str,
+            folder=executor.folder,
+            map_count=jobs if jobs > 1 else None,
+            **executor._convert_parameters(parameters),
+        )
+    )
 
 
 @contextlib.contextmanager

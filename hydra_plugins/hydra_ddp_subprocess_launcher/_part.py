@@ -48,7 +48,7 @@ class RunPart:
         """
         import submitit
 
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+        _log_to_stderr()
         environment = submitit.JobEnvironment()
         hosts = list(environment.hostnames)
         nnodes = job.start.group.nnodes
@@ -66,6 +66,15 @@ class RunPart:
         import submitit
 
         return submitit.helpers.DelayedSubmission(RunPart(self._requeued + 1), job)
+
+
+def _log_to_stderr() -> None:
+    """Let this package's log lines go into submitit's log. Not those of all, as submitit's own are there already."""
+    logger = logging.getLogger(__package__)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
 
 
 class _Part:

@@ -76,6 +76,17 @@ def compose_job(sweep: Sweep, overrides: Sequence[str]) -> DictConfig:
     return config
 
 
+def compose_and_plan(sweep: Sweep, number: int, overrides: Sequence[str]) -> PlannedJob:
+    """Compose a job's config, unless the sweeper has done so already, and freeze the job.
+
+    Raises:
+        Exception: whatever composing raises, and as `plan_job`.
+    """
+    kept = sweep.spool.take(overrides)
+    config = kept.load() if kept is not None else compose_job(sweep, overrides)
+    return plan_job(sweep, number, overrides, config)
+
+
 def plan_job(sweep: Sweep, number: int, overrides: Sequence[str], config: DictConfig) -> PlannedJob:
     """Freeze a job.
 

@@ -23,7 +23,7 @@ from ._errors import JobFailedError, LauncherError, StartError
 from ._logs import LOOK_INTERVAL_S, LogTee, last_lines
 from ._nodes import JobFolder
 from ._part import RunPart
-from ._plan import PlannedJob, compose_job, plan_job
+from ._plan import PlannedJob, compose_and_plan
 from ._port import ReservedPort
 from ._progress import Progress
 from ._results import Verdict
@@ -40,6 +40,10 @@ _STATE_INTERVAL_S = 1.0
 _ASK_AGAIN_S = 60.0
 # Seconds for the file that tells of a job's end to become visible after the cluster says that the job has ended.
 _LATE_FILE_S = 15.0
+# States in which a job has been before it is queued again, and those in which its nodes had no say in its end.
+_HAD_RUN = ("RUNNING", "COMPLETING", "PREEMPTED", "SUSPENDED")
+_CUT_OFF = ("CANCELLED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT", "DEADLINE", "BOOT_FAIL")
+_CUT_OFF_S = 3.0
 # Seconds after which a job that was preempted, and does not wait to run again, is given up.
 _PREEMPTED_S = 180.0
 # Seconds for cancelled jobs to end: SLURM's KillWait is 30, where nobody has changed it.
@@ -59,7 +63,7 @@ class _Job:
         tees: One a rank that is shown.
         state: The cluster's word for its state.
         since: When it had that state first, monotonic seconds.
-        began: When it was submitted, monotonic seconds.
+        began: When it was first seen to run, monotonic seconds; None: it was not.
         why: Why it was cancelled here; empty: it was not.
     """
 
@@ -70,7 +74,7 @@ class _Job:
     tees: list[LogTee] = field(default_factory=list)
     state: str = "UNKNOWN"
     since: float = field(default_factory=time.monotonic)
-    began: float = field(default_factory=time.monotonic)
+    began: float | None = None
     why: str = ""
 
 
@@ -136,14 +140,12 @@ class SubmittedBatch:
     def _plan(self, number: int) -> None:
         overrides = self._overrides[number]
         try:
-            kept = self._sweep.spool.take(overrides)
-            config = kept.load() if kept is not None else compose_job(self._sweep, overrides)
-            plan = plan_job(self._sweep, number, overrides, config)
+            plan = compose_and_plan(self._sweep, number, overrides)
             self._refuse_shared_directory(plan)
         except Exception as error:  # noqa: BLE001  (a config may raise anything; it is this job's failure alone)
             self._finish(number, None, "", None, _results.failed_before_start(error))
             return
-        if not self._settle(plan) and not self._adopt(plan):
+        if not self._adopt(plan) and not self._settle(plan):
             self._waiting.append(plan)
 
     def _refuse_shared_directory(self, plan: PlannedJob) -> None:
@@ -168,7 +170,7 @@ class SubmittedBatch:
     def _adopt(self, plan: PlannedJob) -> bool:
         """Wait for a job that an earlier launching process has left on the cluster; return whether it is one."""
         known = plan.known
-        if known is None or not known.job_id or known.state.over:
+        if known is None or not known.job_id or known.state.over or known.config_hash != plan.config_hash:
             return False
         handle = _cluster.find_job(self._cluster, known.job_id)
         until = time.monotonic() + _LATE_FILE_S
@@ -242,7 +244,7 @@ class SubmittedBatch:
         start = job.folder.read_last_start()
         if start is not None and (job.start is None or start.run_id != job.start.run_id):
             self._progress.show(job.tees, last=True)
-            job.start = start
+            job.start, job.began = start, job.began or time.monotonic()
             frozen = replace(job.plan.frozen, run_dir=start.run_dir)
             job.plan = replace(job.plan, frozen=frozen)
             attempt = replace(job.plan.first_attempt, number=start.group.attempt)
@@ -272,12 +274,15 @@ class SubmittedBatch:
             # One answer is for all of them.
             ask = False
             if state != job.state:
-                if job.start is not None and state.startswith(("PENDING", "REQUEUED")):
+                # SLURM's accounting may say PENDING for some seconds after the job has begun to run.
+                if job.state.startswith(_HAD_RUN) and state.startswith(("PENDING", "REQUEUED")):
                     _log.info("#%d : waits to run again (%s)", job.plan.number, state)
                     self._progress.submitted(job.plan, job.handle.job_id, job.folder.path)
                 job.state, job.since = state, now
-            patience_s = _PREEMPTED_S if state.startswith("PREEMPTED") else _LATE_FILE_S
             over = _cluster.has_ended(state) or state.startswith("PREEMPTED")
+            patience_s = _PREEMPTED_S if state.startswith("PREEMPTED") else _LATE_FILE_S
+            if state.startswith(_CUT_OFF):
+                patience_s = _CUT_OFF_S
             if over and (now - job.since > patience_s or job.why):
                 job.folder.refresh()
                 if job.folder.read_end() is None:
@@ -363,7 +368,8 @@ class SubmittedBatch:
         plan = job.plan
         if JOB_ID_TOKEN in str(plan.config.hydra.job.id):
             _freeze.set_job_id(plan.config, JOB_ID_TOKEN, str(job.handle.job_id), plan.run_dir)
-        self._finish(plan.number, plan.config, plan.run_dir, time.monotonic() - job.began, verdict)
+        seconds = None if job.began is None else time.monotonic() - job.began
+        self._finish(plan.number, plan.config, plan.run_dir, seconds, verdict)
 
     def _finish(
         self, number: int, config: DictConfig | None, run_dir: str, seconds: float | None, verdict: Verdict
