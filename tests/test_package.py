@@ -16,7 +16,7 @@ from hydra_plugins.hydra_ddp_subprocess_launcher import _errors
 
 FOLDER = Path(package.__file__).parent
 MODULES = {file.stem: file for file in FOLDER.glob("*.py")}
-SCANNED = {"__init__", "config", "ddp_rank_sweeper", "ddp_subprocess_launcher"}
+SCANNED = {"__init__", "config", "ddp_rank_sweeper", "ddp_submitit_launcher", "ddp_subprocess_launcher"}
 # What `hydra-ddp` is made of: nothing of a sweep or a rank imports it.
 COMMAND = ("_watching", "_following", "_stopping", "_status", "_timeline", "_timeline_picture", "_info", "_cli")
 # A module imports only from rows above its own, or from its own row to the left.
@@ -37,15 +37,15 @@ LAYERS = (
     ),
     ("_peers", "_records", "_journal", "_claim", "_screen", "_streams"),
     ("_rules", "_environment", "_program", "_tasks", "_sources", "_devices", "_files", "_results_csv", "_ledger"),
-    ("_commands", "_footprint", "_start", "_keeper", "_spawner"),
+    ("_commands", "_footprint", "_start", "_submission", "_keeper", "_spawner"),
     # One node's groups of a job.
     ("_running", "_hub", "_nodes", "_gathering", "_node"),
-    ("config", "_settings", "_freeze", "_outcome", "_failures"),
-    ("_entry", "_results", "_report", "_summary", "_board", "_rank", "_resume"),
+    ("config", "_settings", "_cluster", "_freeze", "_outcome", "_failures"),
+    ("_entry", "_results", "_part", "_report", "_summary", "_board", "_rank", "_resume"),
     ("_setup", "_plan", "_describe", "_debug"),
     ("_line", "_restarts", "_progress"),
-    ("_ending", "_jobs", "_dry_run", "_follower", "_sweep"),
-    ("ddp_rank_sweeper", "ddp_subprocess_launcher"),
+    ("_ending", "_jobs", "_dry_run", "_follower", "_submitted", "_dry_submission", "_sweep"),
+    ("ddp_rank_sweeper", "ddp_subprocess_launcher", "ddp_submitit_launcher"),
     COMMAND,
 )
 # These run in processes that must stay small.
@@ -92,7 +92,10 @@ def test_annotations_are_lazy_where_they_can_be(module: str) -> None:
 
 
 def test_the_scan_is_cheap_and_imports_nothing_heavy() -> None:
-    """In a fresh process our modules cost every Hydra app under 10 ms, and none of the heavy packages is imported."""
+    """Our modules cost every Hydra app some milliseconds, and none of the heavy packages is imported.
+
+    Some 6 ms on a quiet machine, and 14 with submitit's launchers beside ours: OmegaConf makes a node of each option.
+    """
     code = (
         "import json, sys\n"
         "from hydra.core.plugins import Plugins\n"
@@ -104,7 +107,7 @@ def test_the_scan_is_cheap_and_imports_nothing_heavy() -> None:
     )
     # The best of several: the machine may be busy, and the first process may have to compile.
     runs = [json.loads(subprocess.check_output([sys.executable, "-c", code])) for _ in range(5)]
-    assert min(cost for cost, _, _ in runs) < 0.010
+    assert min(cost for cost, _, _ in runs) < 0.030
     assert runs[0][1] == []
     assert set(runs[0][2]) == {*SCANNED - {"__init__"}, "_choices"}
 
@@ -149,8 +152,8 @@ def test_processes_are_made_in_few_places() -> None:
     """Only named modules make processes or call into C."""
     users = {name: {module for module in MODULES if name in imports(module)} for name in ("subprocess", "ctypes")}
     assert users["ctypes"] == {"_process"}
-    # _entry asks subprocess for the interpreter's flags only.
-    assert users["subprocess"] == {"_process", "_spawner", "_entry"}
+    # _entry asks subprocess for the interpreter's flags only, and _cluster cancels many jobs by one command.
+    assert users["subprocess"] == {"_process", "_spawner", "_entry", "_cluster"}
     for file in MODULES.values():
         assert "shell=True" not in file.read_text(encoding="utf-8")
 

@@ -28,6 +28,7 @@ _BAR = (
     (JobState.COMPLETED, "━", "=", "green"),
     (JobState.FAILED, "x", "x", "red"),
     (JobState.RUNNING, ">", ">", "yellow"),
+    (JobState.PENDING, ":", ":", "dim"),
     (JobState.WAITING, "·", ".", "dim"),
 )
 
@@ -99,18 +100,22 @@ def _wide_table(
     record: SweepRecord, jobs: Sequence[JobRecord], now: float, last_line: Callable[[JobRecord], str]
 ) -> Table:
     table = Table(box=None, pad_edge=False, expand=True, header_style="dim")
-    devices = any(job.devices for job in jobs)
+    devices, cluster = any(job.devices for job in jobs), any(job.job_id for job in jobs)
     table.add_column("job", justify="right", no_wrap=True)
     table.add_column("overrides", no_wrap=True, overflow="ellipsis", max_width=40)
     if devices:
         table.add_column("devices", no_wrap=True, overflow="ellipsis", max_width=16)
+    if cluster:
+        table.add_column("id", no_wrap=True)
+        table.add_column("nodes", no_wrap=True, overflow="ellipsis", max_width=24)
     table.add_column("ranks", justify="right", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("last line of rank 0", no_wrap=True, overflow="ellipsis", ratio=1)
     for job in jobs:
         cells = [str(job.number), differing(record, job), str(job.nproc), _elapsed(job, now), _last(job, last_line)]
-        if devices:
-            cells.insert(2, ",".join(job.devices))
+        placed = [",".join(job.devices)] if devices else []
+        placed += [job.job_id, ",".join(job.nodes)] if cluster else []
+        cells[2:2] = placed
         table.add_row(*map(Text, cells))
     return table
 
@@ -156,7 +161,7 @@ def _summary(by_state: _ByState, left: float | None, now: float, width: int, *, 
     said = [f"{counts[JobState.COMPLETED]}/{sum(counts.values())} done"]
     said += [
         f"{counts[state]} {state.value.lower()}"
-        for state in (JobState.FAILED, JobState.RUNNING, JobState.WAITING)
+        for state in (JobState.FAILED, JobState.RUNNING, JobState.PENDING, JobState.WAITING)
         if counts[state]
     ]
     if left is not None:
@@ -191,7 +196,11 @@ def seconds_left(by_state: _ByState, at_once: int, now: float) -> float | None:
     """
     over = by_state[JobState.COMPLETED] or by_state[JobState.FAILED]
     took = [job.seconds for job in over if job.seconds is not None]
-    rest = [job for state in (JobState.RUNNING, JobState.PAUSED, JobState.WAITING) for job in by_state[state]]
+    rest = [
+        job
+        for state in (JobState.RUNNING, JobState.PAUSED, JobState.PENDING, JobState.WAITING)
+        for job in by_state[state]
+    ]
     if not took or not rest:
         return None
     mean = sum(took) / len(took)

@@ -40,3 +40,10 @@ class ShowProgress(Enum):
     rich = "rich"
     plain = "plain"
     none = "none"
+
+
+class OnInterrupt(Enum):
+    """What becomes of the jobs on a cluster when the launching process is stopped."""
+
+    cancel = "cancel"
+    leave = "leave"

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import uuid
 from collections.abc import Mapping
 
-from . import _commands, _environment, _files, _program
+from . import _environment, _files, _program
 from ._entry import rank_command
 from ._errors import StartError
 from ._plan import PlannedJob
 from ._setup import Sweep
 from ._specs import GroupSpec
-from ._start import Attempt, JobStart, Place, group_spec
+from ._start import Attempt, JobStart, Place, group_spec, write_facts
 
 
 def write_job(
@@ -36,8 +35,7 @@ def write_job(
     _files.make_job_folder(paths)
     start = describe_start(sweep, job, attempt, place, _files.write_payload(paths, job.payload))
     spec = group_spec(start, base)
-    _files.write_text(paths.facts, json.dumps(job_facts(start, base), indent=2) + "\n")
-    _files.write_private(paths.config, job.config_yaml.encode("utf-8", "surrogateescape"))
+    write_facts(start, base, job.config_yaml)
     return start, spec
 
 
@@ -90,36 +88,6 @@ def describe_start(
         terminal=sweep.settings.debug,
         meeting=os.path.join(sweep.gathering.job_folder(job.number), run_id) if sweep.gathering is not None else "",
     )
-
-
-def job_facts(start: JobStart, base: Mapping[str, str]) -> dict[str, object]:
-    """Return what `job.json` has: what is worth knowing about a job; of the environment, what differs from ours.
-
-    Args:
-        start: Its start.
-        base: What all ranks start from.
-
-    Raises:
-        StartError: when the job's environment contradicts its devices.
-    """
-    ours = os.environ
-    environment = _environment.group_environment(base, start.env_set, start.group)
-
-    def shown(environment: Mapping[str, str]) -> dict[str, str]:
-        changed = {name: value for name, value in environment.items() if ours.get(name) != value}
-        return {name: f"${name}" if _commands.is_secret(name) else value for name, value in sorted(changed.items())}
-
-    return {
-        "job": start.number,
-        "overrides": list(start.overrides),
-        "run_dir": start.run_dir,
-        "nproc": start.group.world_size,
-        "argv": list(start.argv),
-        "cwd": start.cwd,
-        "environment": shown(environment),
-        "environment_removed": sorted(name for name in ours if name not in environment),
-        "rank_environments": [shown(own) for own in _environment.rank_environments(start.group)],
-    }
 
 
 def start_error(error: Exception, job: PlannedJob) -> Exception:

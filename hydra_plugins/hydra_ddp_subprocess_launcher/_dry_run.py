@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from . import _freeze, _program, _results
 from ._commands import has_secret, is_secret, rank_line, shell_comment
-from ._describe import describe_start, job_facts, start_error
+from ._describe import describe_start, start_error
 from ._entry import ProgramEntry
 from ._errors import LauncherError
 from ._footprint import Footprint
@@ -21,7 +21,7 @@ from ._plan import PlannedJob
 from ._report import override_line, shown
 from ._resume import Decision
 from ._setup import Sweep
-from ._start import Place
+from ._start import Place, job_facts
 
 _ENV_SET = re.compile(r"(\+*hydra\.job\.env_set\.(\w+))=")
 _HEADER = "Nothing is started. Each line below a job is one rank: run those of a job at the same time, a shell each."

@@ -6,6 +6,7 @@ import logging
 import signal
 import time
 from collections.abc import Mapping
+from typing import NoReturn
 
 from . import _keeper, _results, _signals
 from ._debug import DebugSession
@@ -103,13 +104,7 @@ class Ending:
         """
         if self._stopped_by is None:
             return
-        name = signal.Signals(self._stopped_by).name
-        _log.warning("Stopped by %s: %d of %d jobs did not complete", name, jobs - self._progress.completed, jobs)
-        self._progress.finish()
-        handler = signal.getsignal(self._stopped_by)
-        if callable(handler):
-            handler(self._stopped_by, None)
-        raise SystemExit(128 + self._stopped_by)
+        leave(self._stopped_by, jobs, self._progress)
 
     # Failures
 
@@ -130,3 +125,24 @@ class Ending:
         """Return how a job ends that was not started any more."""
         failures = self._sweep.ledger.failures
         return _results.skipped(f"{failures} failed before it (max_failures={self._sweep.settings.max_failures})")
+
+
+def leave(number: int, jobs: int, progress: Progress) -> NoReturn:
+    """End this process as a signal asks that has stopped a batch.
+
+    Args:
+        number: The signal.
+        jobs: How many jobs there are in the batch.
+        progress: Shows the batch.
+
+    Raises:
+        KeyboardInterrupt: after Ctrl-C.
+        SystemExit: after SIGTERM or SIGHUP, unless a handler that was there before decides otherwise.
+    """
+    name = signal.Signals(number).name
+    _log.warning("Stopped by %s: %d of %d jobs did not complete", name, jobs - progress.completed, jobs)
+    progress.finish()
+    handler = signal.getsignal(number)
+    if callable(handler):
+        handler(number, None)
+    raise SystemExit(128 + number)

@@ -61,6 +61,25 @@ class JobsAdded:
 
 
 @dataclass(frozen=True)
+class JobSubmitted:
+    """A job waits for its turn on a cluster: it was submitted, or queued again.
+
+    Attributes:
+        at: Unix time in seconds.
+        job: Number of the job.
+        job_id: Its id there.
+        folder: Where its nodes tell how it fares, absolute.
+        config_hash: SHA-256 of its own config, hexadecimal.
+    """
+
+    at: float
+    job: int
+    job_id: str
+    folder: str
+    config_hash: str
+
+
+@dataclass(frozen=True)
 class JobStarted:
     """The ranks of a job are being started.
 
@@ -73,6 +92,7 @@ class JobStarted:
         run_dir: Run directory, absolute.
         run_id: Name of this start, which its outcomes carry.
         config_hash: SHA-256 of the job's own config, hexadecimal.
+        nodes: Host names of its nodes, where it does not run on the launching process's; else empty.
     """
 
     at: float
@@ -83,6 +103,7 @@ class JobStarted:
     run_dir: str
     run_id: str = ""
     config_hash: str = ""
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -190,7 +211,7 @@ class SweepStopped:
     signal: str
 
 
-JobEvent = JobStarted | JobPaused | JobEnded | JobKept | JobSkipped
+JobEvent = JobSubmitted | JobStarted | JobPaused | JobEnded | JobKept | JobSkipped
 Event = SweepBegan | JobsAdded | JobEvent | SweepStopped
 EVENTS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event)}
 

@@ -152,7 +152,7 @@ def follow_logs(watch: Watch, number: int, rank: int | None, out: BinaryIO) -> N
     while True:
         sight = watch.look()
         job = sight.job(number)
-        over = job.state not in (JobState.WAITING, JobState.RUNNING, JobState.PAUSED)
+        over = job.state not in (JobState.WAITING, JobState.PENDING, JobState.RUNNING, JobState.PAUSED)
         if over or job.run_dir:
             paths = JobPaths(sight.started_job(number).run_dir)
             ranks = chosen_ranks(job, rank)

@@ -142,19 +142,20 @@ class Frozen:
     nproc_per_node: Any
 
 
-def freeze(config: DictConfig, job_num: int, run_dir: str | None = None) -> Frozen:
+def freeze(config: DictConfig, job_num: int, run_dir: str | None = None, job_id: str | None = None) -> Frozen:
     """Make a composed job config final, in place, so that every process resolves it alike.
 
     Args:
         config: Of the job.
         job_num: Its number.
         run_dir: Its run directory, absolute; None: what the config says.
+        job_id: What `hydra.job.id` shall be; None: the number.
 
     Raises:
         FreezeError: when what the launcher needs cannot be resolved.
     """
     with read_write(config.hydra), open_dict(config.hydra):
-        config.hydra.job.id = str(job_num)
+        config.hydra.job.id = str(job_num) if job_id is None else job_id
         config.hydra.job.num = job_num
     # One for all, as it takes longer than the rest. It is a copy: what is changed is changed in both.
     with hydra_config(config) as seen:
@@ -173,6 +174,24 @@ def freeze(config: DictConfig, job_num: int, run_dir: str | None = None) -> Froz
         except OmegaConfBaseException as error:
             raise FreezeError(f"hydra.launcher.nproc_per_node of job {job_num} cannot be resolved: {error}") from error
     return Frozen(sweep_dir, run_dir, env_set, nproc_per_node)
+
+
+def set_job_id(config: DictConfig, token: str, job_id: str, run_dir: str) -> None:
+    """Put the job's id where a token stood for it while it was not known.
+
+    Args:
+        config: A frozen config.
+        token: What `freeze` was given as `job_id`.
+        job_id: The id.
+        run_dir: The run directory, with the id in it, absolute.
+    """
+    with read_write(config.hydra), open_dict(config.hydra):
+        config.hydra.job.id = job_id
+        config.hydra.runtime.output_dir = escape_interpolations(run_dir)
+    for cache in OmegaConf.get_cache(config).values():
+        for key, value in list(cache.items()):
+            if isinstance(value, str):
+                cache[key] = value.replace(token, job_id)
 
 
 def _resolved(config: DictConfig, key: str, job_num: int) -> str:

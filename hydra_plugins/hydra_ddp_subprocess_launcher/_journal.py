@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ._events import EVENTS, Event, JobEnded, JobKept, JobStarted, SweepBegan
+from ._events import EVENTS, Event, JobEnded, JobKept, JobStarted, JobSubmitted, SweepBegan
 from ._records import SweepRecord
 
 _log = logging.getLogger(__name__)
@@ -108,9 +108,11 @@ def _parsed_lines(path: str) -> Iterator[Event | None]:
         event = _parse(line)
         if isinstance(event, SweepBegan):
             written_in = event.sweep_dir or sweep_dir
+        # The sweep directory may have been moved, or copied.
         elif isinstance(event, JobStarted | JobKept) and event.run_dir.startswith(written_in + os.sep):
-            # The sweep directory may have been moved, or copied.
             event = dataclasses.replace(event, run_dir=sweep_dir + event.run_dir[len(written_in) :])
+        elif isinstance(event, JobSubmitted) and event.folder.startswith(written_in + os.sep):
+            event = dataclasses.replace(event, folder=sweep_dir + event.folder[len(written_in) :])
         yield event
 
 

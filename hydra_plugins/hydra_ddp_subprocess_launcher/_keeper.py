@@ -140,6 +140,7 @@ class _Group:
         self._unstored = set(spec.ranks)
         self._peers: Peers | None = None
         self._look_at = 0.0
+        self._preempted = False
 
     def run(self) -> GroupReport:
         self._tell(Started(os.getpid(), ()))
@@ -294,6 +295,9 @@ class _Group:
                 if number in _signals.STOP_SIGNALS:
                     self._look_for_outcomes()
                     self._rules.signalled(signal.Signals(number).name, time.monotonic())
+                elif number in self._spec.ignored:
+                    # A cluster sends it to all processes of a job. The ranks may have it already.
+                    self._preempt(number)
         if "launcher" in events:
             self._obey(self._channel.receive())
             self._channel.flush()
@@ -323,6 +327,9 @@ class _Group:
                 self._preempt(message.signal)
 
     def _preempt(self, number: int) -> None:
+        if self._preempted:
+            return
+        self._preempted = True
         running = self._pids_of(self._rules.running)
         heard = _process.topmost(running, lambda pid: _signals.handles(pid, number))
         _signals.send_signal(heard, number)

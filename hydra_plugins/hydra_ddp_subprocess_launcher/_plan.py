@@ -16,7 +16,7 @@ from ._errors import FreezeError
 from ._records import JobRecord
 from ._settings import read_nproc
 from ._setup import Sweep
-from ._specs import Payload
+from ._specs import JOB_ID_TOKEN, Payload
 from ._start import Attempt
 
 _log = logging.getLogger(__name__)
@@ -76,6 +76,17 @@ def compose_job(sweep: Sweep, overrides: Sequence[str]) -> DictConfig:
     return config
 
 
+def compose_and_plan(sweep: Sweep, number: int, overrides: Sequence[str]) -> PlannedJob:
+    """Compose a job's config, unless the sweeper has done so already, and freeze the job.
+
+    Raises:
+        Exception: whatever composing raises, and as `plan_job`.
+    """
+    kept = sweep.spool.take(overrides)
+    config = kept.load() if kept is not None else compose_job(sweep, overrides)
+    return plan_job(sweep, number, overrides, config)
+
+
 def plan_job(sweep: Sweep, number: int, overrides: Sequence[str], config: DictConfig) -> PlannedJob:
     """Freeze a job.
 
@@ -95,11 +106,13 @@ def plan_job(sweep: Sweep, number: int, overrides: Sequence[str], config: DictCo
     known = sweep.earlier.find(number, overrides, sweep.task, config_hash) if sweep.earlier is not None else None
     # Where its checkpoints are.
     run_dir = known.run_dir if known is not None and os.path.isdir(known.run_dir) else None
-    frozen = _freeze.freeze(config, number, run_dir)
+    # Of jobs on a cluster the id is known when they run.
+    job_id = None if sweep.cluster is None else JOB_ID_TOKEN
+    frozen = _freeze.freeze(config, number, run_dir, job_id)
     # Not where jobs share a directory on purpose.
     if sweep.earlier is not None and run_dir is None and OmegaConf.is_interpolation(config.hydra.sweep, "subdir"):
-        frozen = _freeze.freeze(config, number, sweep.earlier.directory(frozen.run_dir, known))
-    nproc = sweep.pool.nproc(read_nproc(frozen.nproc_per_node))
+        frozen = _freeze.freeze(config, number, sweep.earlier.directory(frozen.run_dir, known), job_id)
+    nproc = (sweep.cluster or sweep.pool).nproc(read_nproc(frozen.nproc_per_node))
     payload = Payload(
         overrides=tuple(overrides),
         run_dir=frozen.run_dir,

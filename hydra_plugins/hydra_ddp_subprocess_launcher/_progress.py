@@ -20,6 +20,7 @@ from ._events import (
     JobsAdded,
     JobSkipped,
     JobStarted,
+    JobSubmitted,
     SweepStopped,
     json_value,
     short_text,
@@ -86,9 +87,21 @@ class Progress:
 
     # What happens
 
-    def started(self, plan: PlannedJob, attempt: Attempt, place: Place, run_id: str) -> None:
+    def submitted(self, plan: PlannedJob, job_id: str, folder: str) -> None:
+        """Take note that a job waits for its turn on a cluster.
+
+        Args:
+            plan: The job.
+            job_id: Its id there.
+            folder: Where its nodes tell how it fares.
+        """
+        self._ledger.note(JobSubmitted(time.time(), plan.number, job_id, folder, plan.config_hash))
+
+    def started(
+        self, plan: PlannedJob, attempt: Attempt, place: Place, run_id: str, nodes: tuple[str, ...] = ()
+    ) -> None:
         """Take note that a job is being started."""
-        facts = (plan.world_size, place.devices, plan.run_dir, run_id, plan.config_hash)
+        facts = (plan.world_size, place.devices, plan.run_dir, run_id, plan.config_hash, nodes)
         self._ledger.note(JobStarted(time.time(), plan.number, attempt.number, *facts))
         if not attempt.why and self._style is ShowProgress.plain:
             _log.info("\t#%d : %s", plan.number, shown(override_line(plan.overrides)))

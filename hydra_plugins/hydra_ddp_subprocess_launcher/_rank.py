@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from . import _files, _freeze, _outcome, _pickling, _program, _signals, _tasks
 from ._environment import JOB_NUM, PAYLOAD_DIGEST
 from ._errors import LauncherError, StartError
-from ._specs import Outcome, Payload, TaskId
+from ._specs import JOB_ID_TOKEN, Outcome, Payload, TaskId
 
 
 def run_program_rank(
@@ -192,6 +192,8 @@ class _Rank:
         assert payload is not None
         body = _pickling.loads(payload.body)
         config = body["config"]
+        if payload.job_id is not None:
+            _freeze.set_job_id(config, JOB_ID_TOKEN, payload.job_id, payload.run_dir)
         if task_function is None or hydra_context is None:
             task_function, hydra_context = _restore_hydra(body)
         hydra_context.callbacks = self._callbacks(config, body["callbacks"])

@@ -17,6 +17,7 @@ from ._events import (
     JobsAdded,
     JobSkipped,
     JobStarted,
+    JobSubmitted,
     SweepBegan,
     SweepStopped,
 )
@@ -26,6 +27,7 @@ class JobState(Enum):
     """Where a job is on its way."""
 
     WAITING = "waiting"
+    PENDING = "pending"
     RUNNING = "running"
     PAUSED = "paused"
     COMPLETED = "completed"
@@ -61,6 +63,9 @@ class JobRecord:
         exact: Whether that is all of it.
         text: Its value in a few words.
         cause: Why it failed, or is not run; of one that is paused, why its last start failed.
+        job_id: Its id on a cluster; empty: it is on none.
+        folder: Where its nodes tell how it fares there; empty: it is on none.
+        nodes: Host names of its nodes there; empty: it is on none, or not started yet.
     """
 
     number: int
@@ -80,6 +85,9 @@ class JobRecord:
     text: str = ""
     cause: str = ""
     task: str = ""
+    job_id: str = ""
+    folder: str = ""
+    nodes: tuple[str, ...] = ()
 
     @property
     def key(self) -> tuple[int, tuple[str, ...], str]:
@@ -134,6 +142,7 @@ class SweepRecord:
             # What is done stays so until it is known to be started again.
             if before.state is not JobState.COMPLETED:
                 before = replace(before, state=JobState.WAITING, cause="", began_at=None, ended_at=None, seconds=None)
+                before = replace(before, job_id="", folder="", nodes=())
             self.jobs[number] = before
         if len(self.jobs) > 1:
             self.shared = frozenset.intersection(*map(frozenset, [*earlier, *event.overrides]))
@@ -160,6 +169,9 @@ def _after(job: JobRecord, event: JobEvent) -> JobRecord:
         return replace(job, state=JobState.COMPLETED, **facts)
     if isinstance(event, JobSkipped):
         return replace(job, state=JobState.NEVER_STARTED, cause=event.why)
+    if isinstance(event, JobSubmitted):
+        facts = {name: value for name, value in vars(event).items() if name not in ("at", "job")}
+        return replace(job, state=JobState.PENDING, nodes=(), **facts)
     if isinstance(event, JobStarted):
         return replace(
             job,
@@ -170,6 +182,7 @@ def _after(job: JobRecord, event: JobEvent) -> JobRecord:
             run_dir=event.run_dir,
             run_id=event.run_id,
             config_hash=event.config_hash,
+            nodes=tuple(event.nodes),
             began_at=event.at if job.began_at is None else job.began_at,
         )
     if isinstance(event, JobPaused):

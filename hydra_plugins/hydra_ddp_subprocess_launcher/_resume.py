@@ -14,6 +14,7 @@ from ._choices import Resume
 from ._commands import is_secret
 from ._events import NO_NUMBERS, json_value, short_text, shortened
 from ._files import JobPaths, find_outcome
+from ._nodes import JobFolder
 from ._records import JobRecord, JobState, SweepRecord
 from ._results import Verdict
 
@@ -77,7 +78,7 @@ class Earlier:
         keys.remove(key)
         runs = self._by_key[key]
         done = [job for job in runs if job.state is JobState.COMPLETED and job.config_hash == config_hash]
-        started = [job for job in runs if job.attempts]
+        started = [job for job in runs if job.attempts or job.job_id]
         chosen = _as_stored((done or started or runs)[-1])
         return replace(chosen, attempts=max(job.attempts for job in runs))
 
@@ -122,7 +123,12 @@ def _left_out(why: str) -> Decision:
 
 
 def _as_stored(job: JobRecord) -> JobRecord:
-    """Return a job as completed if its ranks had all stored that before the launching process was killed."""
+    """Return a job as over if its ranks had all stored that, or its nodes told so, when nobody was left to note it."""
+    end = JobFolder(job.folder).read_end() if job.folder and not job.state.over else None
+    if end is not None and end.start is not None:
+        job = replace(job, run_dir=end.start.run_dir, run_id=end.start.run_id, nproc=end.start.group.world_size)
+    if end is not None and not end.completed:
+        return replace(job, state=JobState.FAILED, cause=end.cause)
     if job.state.over or not job.run_id:
         return job
     outcomes = [find_outcome(JobPaths(job.run_dir), rank, job.run_id) for rank in range(job.nproc)]

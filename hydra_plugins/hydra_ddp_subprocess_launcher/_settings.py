@@ -61,12 +61,9 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
     Raises:
         OptionError: for an unknown name or a value that cannot be used, naming the key and what is valid.
     """
-    valid = [field.name for field in fields(DDPSubprocessLauncherConf) if field.name != "_target_"]
-    unknown = [name for name in options if name not in valid and name not in ("_target_", "_recursive_", "_convert_")]
-    if unknown:
-        raise OptionError(f"Unknown option hydra.launcher.{unknown[0]}. Valid options: {', '.join(sorted(valid))}.")
+    check_names(options, DDPSubprocessLauncherConf)
     debug = _truth("debug", options["debug"])
-    progress = _choice("progress", options["progress"], ShowProgress)
+    progress = choice("progress", options["progress"], ShowProgress)
     for name in ("timeout_min", "exit_timeout_s"):
         if debug and options[name] is not None:
             raise OptionError(
@@ -78,35 +75,35 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
         nproc_per_node=read_nproc(options["nproc_per_node"]),
         devices=_ids(options["devices"]),
         device_env_var=_variable_name(options["device_env_var"]),
-        jobs_per_device=_count("jobs_per_device", options["jobs_per_device"], 1),
+        jobs_per_device=count("jobs_per_device", options["jobs_per_device"], 1),
         # Of all nodes the same job would have to be next.
-        max_parallel_jobs=(1 if nnodes > 1 else _whole("max_parallel_jobs", options["max_parallel_jobs"], 1, "null")),
+        max_parallel_jobs=(1 if nnodes > 1 else whole("max_parallel_jobs", options["max_parallel_jobs"], 1, "null")),
         lock_devices=_truth("lock_devices", options["lock_devices"]),
         min_free_memory_gb=_amount("min_free_memory_gb", options["min_free_memory_gb"]),
-        omp_num_threads=_whole("omp_num_threads", options["omp_num_threads"], 1, "null"),
+        omp_num_threads=whole("omp_num_threads", options["omp_num_threads"], 1, "null"),
         master_addr=_text("master_addr", options["master_addr"]),
-        master_port=_whole("master_port", options["master_port"], 1, "null", most=65535),
+        master_port=whole("master_port", options["master_port"], 1, "null", most=65535),
         nnodes=nnodes,
         node_rank=node_rank,
-        max_restarts=0 if debug else _count("max_restarts", options["max_restarts"]),
+        max_restarts=0 if debug else count("max_restarts", options["max_restarts"]),
         limits=Limits(
             grace_period_s=_amount("grace_period_s", options["grace_period_s"], zero=True) or 0.0,
             timeout_s=_minutes("timeout_min", options["timeout_min"]),
             exit_timeout_s=_amount("exit_timeout_s", options["exit_timeout_s"], zero=True),
         ),
         wrapper=_texts("wrapper", options["wrapper"]),
-        entry=_choice("entry", options["entry"], Entry),
+        entry=choice("entry", options["entry"], Entry),
         tee_ranks=_ranks(options["tee_ranks"]),
         # A board would be drawn over what is typed.
         progress=ShowProgress.plain if debug and progress is not ShowProgress.none else progress,
         check_config=(
             None
             if options["check_config"] is None
-            else _choice("check_config", options["check_config"], OnConfigDifference)
+            else choice("check_config", options["check_config"], OnConfigDifference)
         ),
-        code_changed=_choice("code_changed", options["code_changed"], OnCodeChange),
-        resume=None if options["resume"] is None else _choice("resume", options["resume"], Resume),
-        max_failures=_whole("max_failures", options["max_failures"], 1, "null"),
+        code_changed=choice("code_changed", options["code_changed"], OnCodeChange),
+        resume=None if options["resume"] is None else choice("resume", options["resume"], Resume),
+        max_failures=whole("max_failures", options["max_failures"], 1, "null"),
         stop_running=_truth("stop_running", options["stop_running"]),
         allow_nested=_truth("allow_nested", options["allow_nested"]),
         debug=debug,
@@ -114,8 +111,24 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
     )
 
 
+def check_names(options: Mapping[str, Any], conf: Any) -> None:
+    """Check that there are only options that the launcher has.
+
+    Args:
+        options: The options.
+        conf: Dataclass of the launcher's.
+
+    Raises:
+        OptionError: naming one that it has not, and those that it has.
+    """
+    valid = [field.name for field in fields(conf) if field.name != "_target_"]
+    unknown = [name for name in options if name not in valid and name not in ("_target_", "_recursive_", "_convert_")]
+    if unknown:
+        raise OptionError(f"Unknown option hydra.launcher.{unknown[0]}. Valid options: {', '.join(sorted(valid))}.")
+
+
 def _nodes(options: Mapping[str, Any], debug: bool) -> tuple[int, int]:
-    nnodes, node_rank = _count("nnodes", options["nnodes"], 1), _count("node_rank", options["node_rank"])
+    nnodes, node_rank = count("nnodes", options["nnodes"], 1), count("node_rank", options["node_rank"])
     if node_rank >= nnodes:
         raise _bad("node_rank", node_rank, f"a whole number from 0 to nnodes - 1, which is {nnodes - 1}")
     if nnodes == 1:
@@ -142,14 +155,26 @@ def read_nproc(value: Any) -> int | None:
     """
     if value == "auto":
         return None
-    return _whole("nproc_per_node", value, 1, "auto")
+    return whole("nproc_per_node", value, 1, "auto")
 
 
 def _bad(name: str, value: Any, valid: str) -> OptionError:
     return OptionError(f"hydra.launcher.{name}={value!r} cannot be used. Valid: {valid}.")
 
 
-def _whole(name: str, value: Any, least: int, word: str, most: int | None = None) -> int | None:
+def whole(name: str, value: Any, least: int, word: str, most: int | None = None) -> int | None:
+    """Return a whole number, or None for `null` where `word` says that it may stand.
+
+    Args:
+        name: Of the option.
+        value: Its value.
+        least: The smallest number that is valid.
+        word: What may stand in its place; `null` gives None.
+        most: The largest one; None: any.
+
+    Raises:
+        OptionError: for anything else.
+    """
     if value is None and word == "null":
         return None
     # An interpolation into the user's config may give the number as text.
@@ -161,7 +186,12 @@ def _whole(name: str, value: Any, least: int, word: str, most: int | None = None
     return value
 
 
-def _count(name: str, value: Any, least: int = 0) -> int:
+def count(name: str, value: Any, least: int = 0) -> int:
+    """Return a whole number from `least` up.
+
+    Raises:
+        OptionError: for anything else, such as the number as text.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise _bad(name, value, f"a whole number from {least} up")
     return value
@@ -214,7 +244,12 @@ def _variable_name(value: Any) -> str:
     return value
 
 
-def _choice(name: str, value: Any, kind: type[_EnumT]) -> _EnumT:
+def choice(name: str, value: Any, kind: type[_EnumT]) -> _EnumT:
+    """Return a member of an enumeration, by itself or by its word.
+
+    Raises:
+        OptionError: for anything else.
+    """
     if isinstance(value, kind):
         return value
     try:

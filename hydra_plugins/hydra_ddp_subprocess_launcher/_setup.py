@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from . import __version__, _commands, _environment, _machine, _pickling
 from ._claim import Claim
+from ._cluster import Cluster, read_cluster
 from ._devices import DeviceGate, find_devices, name_devices
 from ._entry import FunctionEntry, ProgramEntry, find_entry
 from ._errors import OptionError, StartError
@@ -62,6 +63,7 @@ class Sweep:
         earlier: What earlier runs have left to do; None: nothing is resumed.
         footprint: What a dry run has to put back; None: this is none.
         gathering: The launching processes of a sweep on several nodes; None: it is on one, or starts nothing.
+        cluster: What jobs ask of submitit; None: they run here.
     """
 
     context: HydraContext
@@ -80,6 +82,7 @@ class Sweep:
     earlier: Earlier | None
     footprint: Footprint | None
     gathering: Gathering | None
+    cluster: Cluster | None
 
     @property
     def main(self) -> Mapping[str, Any] | None:
@@ -136,8 +139,16 @@ class Sweep:
         return _is_basic(self.config)
 
 
-def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: DictConfig) -> Sweep:
+def prepare_sweep(
+    context: HydraContext, task_function: TaskFunction, config: DictConfig, executor: str | None = None
+) -> Sweep:
     """Check all that can be checked before a job is known.
+
+    Args:
+        context: Hydra's.
+        task_function: What a job calls.
+        config: The sweep's own config.
+        executor: Submitit's executor for the jobs; None: they run here.
 
     Raises:
         LauncherError: for what the user can mend.
@@ -147,7 +158,8 @@ def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: Di
         raise StartError(unsupported)
     options = OmegaConf.to_container(config.hydra.launcher, resolve=True)
     assert isinstance(options, dict)
-    settings = read_settings({str(name): value for name, value in options.items()})
+    named = {str(name): value for name, value in options.items()}
+    settings, cluster = (read_settings(named), None) if executor is None else read_cluster(named, executor)
     if not settings.allow_nested:
         _environment.refuse_as_rank(os.environ)
     ignored = _environment.ignored_rendezvous(os.environ)
@@ -158,10 +170,11 @@ def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: Di
         )
     entry = find_entry(settings.entry, task_function)
     paths = SweepPaths(os.path.abspath(str(config.hydra.sweep.dir)))
-    pool, gate = _pool_and_gate(settings, paths.sweep_dir)
+    pool, gate = _pool_and_gate(settings, paths.sweep_dir, here=cluster is None)
     main_script = entry.program.main_script if isinstance(entry, ProgramEntry) else None
     sources = SourceWatch(main_script)
-    _check_nodes(settings, config)
+    if cluster is None:
+        _check_nodes(settings, config)
     footprint = Footprint.look(paths.sweep_dir) if settings.dry_run else None
     # Of several nodes the first one keeps the books.
     keeps_books = footprint is None and settings.node_rank == 0
@@ -180,7 +193,7 @@ def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: Di
     spool.record()
     summary = _summary(entry, config, paths.sweep_dir)
     gathering = None
-    if settings.nnodes > 1 and footprint is None:
+    if settings.nnodes > 1 and footprint is None and cluster is None:
         gathering = Gathering.gather(paths.meetings, settings.node_rank, settings.nnodes)
     sweep = Sweep(
         context,
@@ -199,6 +212,7 @@ def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: Di
         earlier,
         footprint,
         gathering,
+        cluster,
     )
     if not sweep.has_one_batch and keeps_books:
         # Nobody tells which batch is the last. Then the sweep is forgotten, or the process ends.
@@ -294,7 +308,10 @@ def _beginning(settings: LaunchSettings, sweep_dir: str) -> SweepBegan:
     )
 
 
-def _pool_and_gate(settings: LaunchSettings, sweep_dir: str) -> tuple[Pool, DeviceGate]:
+def _pool_and_gate(settings: LaunchSettings, sweep_dir: str, *, here: bool) -> tuple[Pool, DeviceGate]:
+    if not here:
+        # The cluster gives out its devices itself.
+        return Pool(), DeviceGate({}, Nvml("", {}), None, None)
     variable = settings.device_env_var
     nvml = Nvml(variable, os.environ)
     devices = find_devices(settings.devices, variable, os.environ, nvml)

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+# Stands for a job's id on a cluster, which is not known before the job runs: letters that no quoting changes.
+JOB_ID_TOKEN = "hydra_ddp_job_id_7d4f0c2a"
+
 
 @dataclass(frozen=True)
 class TaskId:
@@ -194,6 +197,7 @@ class Payload:
         sys_path: The launching process's `sys.path`, for a rank without a program; else empty.
         check_config: Whether the rank writes its resolved config for comparison.
         body: Pickled dict: `config`, `callbacks`, and without a program `task_function` and `singletons`.
+        job_id: What `hydra.job.id` shall be, where that was not known yet when the config was frozen; else None.
     """
 
     overrides: tuple[str, ...]
@@ -203,3 +207,4 @@ class Payload:
     sys_path: tuple[str, ...]
     check_config: bool
     body: bytes
+    job_id: str | None = None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from . import _commands
 from ._environment import GroupEnvironment, group_environment, rank_environments
-from ._files import JobPaths
+from ._files import JobPaths, write_private, write_text
 from ._port import ReservedPort
 from ._specs import GroupSpec, Limits, Meeting
 
@@ -62,6 +65,7 @@ class JobStart:
         terminal: Whether rank 0 has the terminal.
         meeting: Folder in which its nodes meet, absolute; empty: it has one node.
         ignored: Signals that its ranks ignore unless they set a handler.
+        hosts: Host names of its nodes on a cluster; empty: it is on none.
     """
 
     number: int
@@ -75,6 +79,7 @@ class JobStart:
     terminal: bool = False
     meeting: str = ""
     ignored: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
 
     @property
     def paths(self) -> JobPaths:
@@ -114,3 +119,49 @@ def group_spec(start: JobStart, base: Mapping[str, str], node: int = 0) -> Group
         meeting=Meeting(start.meeting, node, group.nnodes) if start.meeting else None,
         ignored=start.ignored,
     )
+
+
+def write_facts(start: JobStart, base: Mapping[str, str], config_yaml: str) -> None:
+    """Write what people, and later runs of the sweep, want to know of a job into its folder.
+
+    Args:
+        start: Its start.
+        base: What all ranks start from.
+        config_yaml: Its own config, not resolved.
+
+    Raises:
+        OSError: when the folder cannot be written.
+        StartError: when the job's environment contradicts its devices.
+    """
+    write_text(start.paths.facts, json.dumps(job_facts(start, base), indent=2) + "\n")
+    write_private(start.paths.config, config_yaml.encode("utf-8", "surrogateescape"))
+
+
+def job_facts(start: JobStart, base: Mapping[str, str]) -> dict[str, object]:
+    """Return what `job.json` has: what is worth knowing about a job; of the environment, what differs from ours.
+
+    Args:
+        start: Its start.
+        base: What all ranks start from.
+
+    Raises:
+        StartError: when the job's environment contradicts its devices.
+    """
+    ours = os.environ
+    environment = group_environment(base, start.env_set, start.group)
+
+    def shown(environment: Mapping[str, str]) -> dict[str, str]:
+        changed = {name: value for name, value in environment.items() if ours.get(name) != value}
+        return {name: f"${name}" if _commands.is_secret(name) else value for name, value in sorted(changed.items())}
+
+    return {
+        "job": start.number,
+        "overrides": list(start.overrides),
+        "run_dir": start.run_dir,
+        "nproc": start.group.world_size,
+        "argv": list(start.argv),
+        "cwd": start.cwd,
+        "environment": shown(environment),
+        "environment_removed": sorted(name for name in ours if name not in environment),
+        "rank_environments": [shown(own) for own in rank_environments(start.group)],
+    }

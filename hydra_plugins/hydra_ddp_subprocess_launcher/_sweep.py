@@ -10,11 +10,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from ._debug import debug_session
 from ._dry_run import show_batch
+from ._dry_submission import show_submission
 from ._errors import LauncherError
 from ._follower import Follower
 from ._jobs import Batch
 from ._setup import Sweep
 from ._signals import InsistedError
+from ._submitted import SubmittedBatch
 
 
 def run_sweep(sweep: Sweep, job_overrides: list[list[str]], initial_job_idx: int) -> list[JobReturn]:
@@ -34,8 +36,11 @@ def run_sweep(sweep: Sweep, job_overrides: list[list[str]], initial_job_idx: int
     _configure_log(sweep)
     try:
         if sweep.footprint is not None:
-            return show_batch(sweep, sweep.footprint, job_overrides, initial_job_idx)
+            show = show_batch if sweep.cluster is None else show_submission
+            return show(sweep, sweep.footprint, job_overrides, initial_job_idx)
         _make_sweep_dir(sweep.config)
+        if sweep.cluster is not None:
+            return SubmittedBatch(sweep, job_overrides, initial_job_idx).run()
         if sweep.follows:
             return Follower(sweep, job_overrides, initial_job_idx).run()
         try:

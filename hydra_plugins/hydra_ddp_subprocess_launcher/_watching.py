@@ -89,7 +89,7 @@ class Sight:
         """
         job = self.job(number)
         if not job.run_dir:
-            waits = job.state is JobState.WAITING
+            waits = job.state in (JobState.WAITING, JobState.PENDING)
             why = "has not been started yet; `hydra-ddp status` shows what runs." if waits else "was never started."
             raise CommandError(f"Job {number} {why} {job.cause}".rstrip())
         return job
@@ -176,6 +176,7 @@ def _as_left(record: SweepRecord) -> SweepRecord:
     """Return the record of a sweep that is over: nothing in it runs or waits any more."""
     become = {
         JobState.WAITING: JobState.NEVER_STARTED,
+        JobState.PENDING: JobState.LOST,
         JobState.RUNNING: JobState.LOST,
         JobState.PAUSED: JobState.LOST,
     }
@@ -188,6 +189,9 @@ def in_words(sight: Sight) -> str:
     lost = [job.number for job in sight.record.in_state(JobState.LOST)]
     jobs = f"job {lost[0]} was" if len(lost) == 1 else f"jobs {numbers(lost)} were"
     left = f", while {jobs} running" if lost else ""
+    ids = [job.job_id for job in sight.record.in_state(JobState.LOST) if job.job_id]
+    if ids:
+        left += f"; on the cluster they may go on ({', '.join(ids)}), and hydra.launcher.resume=unfinished finds them"
     holder = sight.holder
     if holder is None:
         how = f"Stopped by {sight.record.stopped_by}" if sight.standing is Standing.STOPPED else "Ended"

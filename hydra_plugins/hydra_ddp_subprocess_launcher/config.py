@@ -10,47 +10,26 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from ._choices import Entry, OnCodeChange, OnConfigDifference, Resume, ShowProgress
+from ._choices import Entry, OnCodeChange, OnConfigDifference, OnInterrupt, Resume, ShowProgress
 
 
 @dataclass
-class DDPSubprocessLauncherConf:
-    """Options of `hydra/launcher=ddp_subprocess`. A name that torchrun has is torchrun's."""
+class DDPOptions:
+    """Options of all launchers of this package. A name that torchrun has is torchrun's."""
 
-    _target_: str = "hydra_plugins.hydra_ddp_subprocess_launcher.ddp_subprocess_launcher.DDPSubprocessLauncher"
-
-    # Ranks of a job on each node: a number, or `auto`: one a device of the pool, 1 without devices. Read from each
-    # job's own config, so `${trainer.devices}` gives each job its own world size.
+    # Ranks of a job on each node: a number, or `auto`: one a device of the pool (on a cluster: gpus_per_node), 1
+    # without devices. Read from each job's own config, so `${trainer.devices}` gives each job its own world size.
     nproc_per_node: Any = "auto"
-    # Ids of the devices that jobs may use, such as [0,1] or [GPU-8a5b]. null: what the visible-devices variable
-    # of the launching process names, else what NVML lists, else none. []: none.
-    devices: list[str] | None = None
-    # Variable that shows a job its devices: HIP_VISIBLE_DEVICES on ROCm, ASCEND_RT_VISIBLE_DEVICES on Ascend.
-    device_env_var: str = "CUDA_VISIBLE_DEVICES"
-    # Most jobs that share one device.
-    jobs_per_device: int = 1
-    # Most jobs at once. null: as many as the devices allow, 1 without devices.
-    max_parallel_jobs: int | None = None
-    # Keep other sweeps of yours on this machine off the devices of running jobs, and wait for theirs.
-    lock_devices: bool = True
-    # Free memory, in 10^9 bytes, that a device must have before a job starts on it, as NVML tells. null: any.
-    min_free_memory_gb: float | None = None
     # OMP_NUM_THREADS of each rank. null: usable cores divided by the most ranks at once; a value that the
     # environment already has stays.
     omp_num_threads: int | None = None
-    # Address at which rank 0 listens. null: 127.0.0.1, or ::1 where that cannot be bound.
+    # Address at which rank 0 listens. null: 127.0.0.1, or ::1 where that cannot be bound; on several nodes of a cluster
+    # the first one of its node list.
     master_addr: str | None = None
     # Port at which rank 0 listens. null: a free one for each job, reserved while the job runs.
     master_port: int | None = None
-    # Nodes on which each job runs, one launching process a node, started by hand with the same command but for
-    # `node_rank`. hydra.sweep.dir must then be set, and seen by all; master_addr is needed, too.
-    nnodes: int = 1
-    # Which of them this one is: 0 decides, and the others follow.
-    node_rank: int = 0
     # Starts of a job's whole group after a failed one, on a new port, with earlier logs kept. Never after Ctrl-C.
     max_restarts: int = 0
-    # Minutes after which a start of a job is ended and counts as failed. null: never.
-    timeout_min: float | None = None
     # Seconds that the other ranks may go on after the first one ended with exit code 0. null: for ever.
     exit_timeout_s: float | None = None
     # Seconds between SIGTERM and SIGKILL when a job is stopped.
@@ -79,10 +58,38 @@ class DDPSubprocessLauncherConf:
     stop_running: bool = False
     # Launch also from within a rank, or when started as one of several processes.
     allow_nested: bool = False
-    # Rank 0 of the one job has the terminal, so that `breakpoint()` works in it; no restarts, no time limits.
-    debug: bool = False
     # Start nothing and write nothing: print what each job would run, as shell commands that can be pasted.
     dry_run: bool = False
+
+
+@dataclass
+class DDPSubprocessLauncherConf(DDPOptions):
+    """Options of `hydra/launcher=ddp_subprocess`: ranks on this machine."""
+
+    _target_: str = "hydra_plugins.hydra_ddp_subprocess_launcher.ddp_subprocess_launcher.DDPSubprocessLauncher"
+
+    # Ids of the devices that jobs may use, such as [0,1] or [GPU-8a5b]. null: what the visible-devices variable
+    # of the launching process names, else what NVML lists, else none. []: none.
+    devices: list[str] | None = None
+    # Variable that shows a job its devices: HIP_VISIBLE_DEVICES on ROCm, ASCEND_RT_VISIBLE_DEVICES on Ascend.
+    device_env_var: str = "CUDA_VISIBLE_DEVICES"
+    # Most jobs that share one device.
+    jobs_per_device: int = 1
+    # Most jobs at once. null: as many as the devices allow, 1 without devices.
+    max_parallel_jobs: int | None = None
+    # Keep other sweeps of yours on this machine off the devices of running jobs, and wait for theirs.
+    lock_devices: bool = True
+    # Free memory, in 10^9 bytes, that a device must have before a job starts on it, as NVML tells. null: any.
+    min_free_memory_gb: float | None = None
+    # Nodes on which each job runs, one launching process a node, started by hand with the same command but for
+    # `node_rank`. hydra.sweep.dir must then be set, and seen by all; master_addr is needed, too.
+    nnodes: int = 1
+    # Which of them this one is: 0 decides, and the others follow.
+    node_rank: int = 0
+    # Minutes after which a start of a job is ended and counts as failed. null: never.
+    timeout_min: float | None = None
+    # Rank 0 of the one job has the terminal, so that `breakpoint()` works in it; no restarts, no time limits.
+    debug: bool = False
 
 
 @dataclass
@@ -124,3 +131,38 @@ _store.store(
 )
 _store.store(group="hydra/sweeper", name="ddp_rank", node=DDPRankSweeperConf, provider="ddp_subprocess_launcher")
 _store.store(name="ddp_rank", node=DDPRankConf, provider="ddp_subprocess_launcher")
+
+try:
+    from hydra_plugins.hydra_submitit_launcher.config import LocalQueueConf, SlurmQueueConf
+except ImportError:
+    pass  # The extra `submitit` is not installed; DDPLauncherHint says so to who chooses its launchers.
+else:
+
+    @dataclass
+    class DDPSubmititOptions(DDPOptions):
+        """Options of the launchers that go through submitit, beside submitit's own."""
+
+        # What becomes of this sweep's jobs when the launching process is stopped (Ctrl-C, SIGTERM, SIGHUP): cancel, or
+        # leave. Those that were left are found again by hydra.launcher.resume=unfinished.
+        on_interrupt: OnInterrupt = OnInterrupt.cancel
+
+    @dataclass
+    class DDPSubmititSlurmConf(SlurmQueueConf, DDPSubmititOptions):  # type: ignore[misc]
+        """Options of `hydra/launcher=ddp_submitit_slurm`: all of submitit_slurm's, and ours."""
+
+        _target_: str = "hydra_plugins.hydra_ddp_subprocess_launcher.ddp_submitit_launcher.DDPSubmititSlurmLauncher"
+
+    @dataclass
+    class DDPSubmititLocalConf(LocalQueueConf, DDPSubmititOptions):  # type: ignore[misc]
+        """Options of `hydra/launcher=ddp_submitit_local`, for trying out: all of submitit_local's, and ours."""
+
+        _target_: str = "hydra_plugins.hydra_ddp_subprocess_launcher.ddp_submitit_launcher.DDPSubmititLocalLauncher"
+        # Most jobs at once. Submitit's own local launcher starts all at once, on the same devices.
+        max_parallel_jobs: int = 1
+
+    _store.store(
+        group="hydra/launcher", name="ddp_submitit_slurm", node=DDPSubmititSlurmConf, provider="ddp_subprocess_launcher"
+    )
+    _store.store(
+        group="hydra/launcher", name="ddp_submitit_local", node=DDPSubmititLocalConf, provider="ddp_subprocess_launcher"
+    )

@@ -1,0 +1,239 @@
+"""Options of the launchers that go through submitit, and what those launchers ask it to do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from . import _machine
+from . import config as _config
+from ._choices import OnInterrupt
+from ._errors import OptionError
+from ._settings import LaunchSettings, check_names, choice, count, read_settings, whole
+from .config import DDPOptions, DDPSubprocessLauncherConf
+
+# Of a name and value that submitit's executors take when they are made, not with the other parameters.
+_INIT_OPTIONS = ("submitit_folder", "max_num_timeout")
+_GPUS = re.compile(r"(?:^|,)\s*gpu(?::[^:,(]+)*?(?::(\d+))?(?=[(,\s]|$)")
+# As submitit counts them (`InfoWatcher.is_done`), and what SLURM has besides.
+_ALIVE = (
+    *("READY", "PENDING", "RUNNING", "UNKNOWN", "REQUEUED", "COMPLETING", "PREEMPTED"),
+    *("CONFIGURING", "SUSPENDED", "RESIZING", "REQUEUE", "STOPPED", "SIGNALING", "STAGE_OUT", "SPECIAL_EXIT"),
+)
+# SLURM's words for a job that has ended for good, beside those that submitit counts as such.
+_HINTS = {
+    "OUT_OF_MEMORY": "Ask for more memory (hydra.launcher.mem_gb).",
+    "TIMEOUT": "Ask for more time (hydra.launcher.timeout_min), or let jobs be started again (max_num_timeout).",
+    "NODE_FAIL": "A node failed: run it again (hydra.launcher.resume=failed).",
+    "PREEMPTED": "It was preempted and not queued again: run it again (hydra.launcher.resume=failed).",
+    "CANCELLED": "Somebody cancelled it, as by scancel.",
+}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What jobs ask of submitit.
+
+    Attributes:
+        executor: Submitit's name of it: `slurm` or `local`.
+        nodes: Nodes of a job.
+        gpus: Devices of a job on each node; None: it asks for none.
+        on_interrupt: That option.
+        max_parallel_jobs: Most jobs that are submitted at a time; None: all.
+        queue: Submitit's own options.
+    """
+
+    executor: str
+    nodes: int
+    gpus: int | None
+    on_interrupt: OnInterrupt
+    max_parallel_jobs: int | None
+    queue: Mapping[str, Any]
+
+    def nproc(self, asked: int | None) -> int:
+        """Return the number of ranks on each node for a job that asks for so many.
+
+        Args:
+            asked: None: one a device, 1 without devices.
+
+        Raises:
+            OptionError: when there would be fewer devices than ranks.
+        """
+        if asked is None:
+            return self.gpus or 1
+        if self.gpus is not None and asked > self.gpus:
+            raise OptionError(
+                f"hydra.launcher.nproc_per_node={asked} does not fit: the job asks for {self.gpus} GPUs on each node. "
+                "Ask for fewer ranks, or set hydra.launcher.gpus_per_node."
+            )
+        return asked
+
+
+def read_cluster(options: Mapping[str, Any], executor: str) -> tuple[LaunchSettings, Cluster]:
+    """Turn the resolved options of `hydra.launcher` into settings.
+
+    Args:
+        options: The options.
+        executor: `slurm` or `local`.
+
+    Raises:
+        OptionError: for an unknown name or a value that cannot be used, naming the key and what is valid.
+    """
+    conf = _config.DDPSubmititSlurmConf if executor == "slurm" else _config.DDPSubmititLocalConf
+    check_names(options, conf)
+    ours = {field.name for field in fields(DDPOptions)}
+    defaults = vars(DDPSubprocessLauncherConf())
+    shared = {name: value for name, value in options.items() if name in ours}
+    settings = read_settings({**defaults, **shared, "devices": []})
+    if options["tasks_per_node"] != 1:
+        tasks = options["tasks_per_node"]
+        raise OptionError(
+            f"hydra.launcher.tasks_per_node={tasks!r} cannot be used: one task a node starts all ranks of that node. "
+            f"Set hydra.launcher.nproc_per_node={tasks} instead."
+        )
+    nodes = count("nodes", options["nodes"], 1)
+    if nodes > 1 and executor == "local":
+        raise OptionError(
+            f"hydra.launcher.nodes={nodes} cannot be used: hydra/launcher=ddp_submitit_local has this machine alone."
+        )
+    not_submitits = {*ours, "_target_", "_recursive_", "_convert_", "on_interrupt", "max_parallel_jobs"}
+    cluster = Cluster(
+        executor=executor,
+        nodes=nodes,
+        gpus=_gpus(options),
+        on_interrupt=choice("on_interrupt", options["on_interrupt"], OnInterrupt),
+        max_parallel_jobs=whole("max_parallel_jobs", options.get("max_parallel_jobs"), 1, "null"),
+        queue={name: value for name, value in options.items() if name not in not_submitits},
+    )
+    return replace(settings, nnodes=nodes), cluster
+
+
+def _gpus(options: Mapping[str, Any]) -> int | None:
+    """Return the GPUs that a job gets on each node by submitit's options, of which several ask for some."""
+    # A task is a node here.
+    for name in ("gpus_per_node", "gpus_per_task"):
+        if options.get(name):
+            return count(name, options[name])
+    found = _GPUS.search(str(options.get("gres") or ""))
+    return None if found is None else int(found[1] or 1)
+
+
+def make_executor(cluster: Cluster) -> Any:
+    """Return submitit's executor.
+
+    Raises:
+        OptionError: when it refuses the options, or is not available here.
+    """
+    import submitit
+
+    folder = cluster.queue["submitit_folder"]
+    init = {"slurm_max_num_timeout": cluster.queue["max_num_timeout"]} if cluster.executor == "slurm" else {}
+    try:
+        executor = submitit.AutoExecutor(folder=folder, cluster=cluster.executor, **init)
+        executor.update_parameters(**executor_parameters(cluster))
+    except (RuntimeError, ValueError, TypeError, OSError) as error:
+        raise OptionError(f"submitit refuses the options of hydra.launcher: {error}") from error
+    return executor
+
+
+def executor_parameters(cluster: Cluster) -> dict[str, Any]:
+    """Return what submitit's AutoExecutor is to be told; what only one executor knows has its name before it."""
+    from hydra_plugins.hydra_submitit_launcher.config import BaseQueueConf
+
+    shared = {field.name for field in fields(BaseQueueConf)}
+    return {
+        name if name in shared else f"{cluster.executor}_{name}": value
+        for name, value in cluster.queue.items()
+        if name not in _INIT_OPTIONS and value is not None
+    }
+
+
+def sbatch_text(cluster: Cluster, jobs: int) -> str:
+    """Return the file that would be handed to sbatch, also where there is no SLURM.
+
+    Args:
+        cluster: What jobs ask for.
+        jobs: How many there are.
+    """
+    from submitit.slurm import slurm
+
+    # Past its __init__, which insists on `srun`.
+    executor: Any = object.__new__(slurm.SlurmExecutor)
+    executor.python = shlex.quote(sys.executable)
+    executor.folder = Path(cluster.queue["submitit_folder"]).expanduser().absolute()
+    parameters = {name.removeprefix("slurm_"): value for name, value in executor_parameters(cluster).items()}
+    return str(
+        slurm._make_sbatch_string(
+            command=executor._submitit_command_str,
+            folder=executor.folder,
+            map_count=jobs if jobs > 1 else None,
+            **executor._convert_parameters(parameters),
+        )
+    )
+
+
+@contextlib.contextmanager
+def outside_allocation() -> Iterator[None]:
+    """Hide the variables of an allocation in which this process runs: a job submitted from it would inherit them."""
+    import submitit
+
+    if "SLURM_JOB_ID" not in os.environ and "SUBMITIT_EXECUTOR" not in os.environ:
+        yield
+        return
+    with submitit.helpers.clean_env():
+        yield
+
+
+def cancel(jobs: Sequence[Any]) -> None:
+    """Cancel submitit's jobs, those of SLURM by one command."""
+    by_command: dict[str, list[str]] = {}
+    for job in jobs:
+        if type(job).__name__ == "SlurmJob":
+            by_command.setdefault(job._cancel_command, []).append(job.job_id)
+        else:
+            job.cancel(check=False)
+    for command, ids in by_command.items():
+        with contextlib.suppress(OSError):
+            subprocess.run([command, *ids], check=False, capture_output=True)
+
+
+def find_job(cluster: Cluster, job_id: str) -> Any:
+    """Return submitit's job with an id, of another process."""
+    from submitit.local import local
+    from submitit.slurm import slurm
+
+    kind = slurm.SlurmJob if cluster.executor == "slurm" else local.LocalJob
+    return kind(folder=cluster.queue["submitit_folder"], job_id=job_id, tasks=list(range(cluster.nodes)))
+
+
+def state_of(job: Any, *, ask: bool = False) -> str:
+    """Return the cluster's word for the state of submitit's job; `UNKNOWN` where it has none.
+
+    Args:
+        job: Submitit's job.
+        ask: Ask the cluster in any case, and not only when the last answer is old.
+    """
+    if type(job).__name__ == "LocalJob" and job._process is None:
+        # Another process started it; its id is its pid.
+        return "RUNNING" if _machine.is_running(int(job.job_id)) else "FINISHED"
+    if type(job).__name__ == "LocalJob":
+        return str(job.state)
+    return str(job.watcher.get_state(job.job_id, mode="force" if ask else "standard"))
+
+
+def has_ended(state: str) -> bool:
+    """Return whether the cluster will not run a job any more, by its state; not so for PREEMPTED, which may follow."""
+    return not any(state.startswith(word) for word in _ALIVE)
+
+
+def hint(state: str) -> str:
+    """Return what to do about a job that the cluster has ended; may be empty."""
+    return next((words for name, words in _HINTS.items() if state.startswith(name)), "")

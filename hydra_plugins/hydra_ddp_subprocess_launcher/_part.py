@@ -1,0 +1,213 @@
+"""What submitit runs on each node of a job: that node's part of it. The first node decides, the others follow."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from . import _environment, _files, _machine
+from ._errors import JobFailedError, LauncherError, StartError
+from ._gathering import Gathering
+from ._node import Node
+from ._nodes import JobEnd, JobFolder
+from ._port import ReservedPort, check_other_node, reserve_port, reserve_port_for_nodes
+from ._results import has_completed, read_outcomes
+from ._start import Attempt, JobStart, Place, write_facts
+from ._submission import SubmittedJob
+
+_log = logging.getLogger(__name__)
+# Seconds for which a part that was told to stop waits for the cluster to kill it, or to tell what comes next. One that
+# left earlier would look as if it had ended by itself, and would not be queued again.
+_AFTERMATH_S = 300.0
+
+
+class RunPart:
+    """Run this node's part of a job.
+
+    Args:
+        requeued: How often submitit has queued the job again.
+    """
+
+    def __init__(self, requeued: int = 0) -> None:
+        self._requeued = requeued
+
+    def __call__(self, job: SubmittedJob) -> str:
+        """Run until no process of the job is left on this node.
+
+        Returns:
+            How it ended, for submitit's log.
+
+        Raises:
+            JobFailedError: when the job failed.
+            SystemExit: when it was stopped from outside.
+        """
+        import submitit
+
+        _log_to_stderr()
+        environment = submitit.JobEnvironment()
+        hosts = list(environment.hostnames)
+        nnodes = job.start.group.nnodes
+        if nnodes > 1 and (len(hosts) != nnodes or environment.num_nodes != nnodes):
+            raise StartError(
+                f"This job is for {nnodes} nodes, but the cluster names {len(hosts)} ({', '.join(hosts)}; "
+                f"SLURM_JOB_NODELIST={os.environ.get('SLURM_JOB_NODELIST')!r}). Its ranks could not find each other."
+            )
+        # Alike on all nodes, and another one whenever the job is started again.
+        generation = f"{self._requeued}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+        return _Part(job.settled(environment.job_id), environment, hosts, generation).run()
+
+    def checkpoint(self, job: SubmittedJob) -> Any:
+        """Return what submitit is to run when it queues the job again."""
+        import submitit
+
+        return submitit.helpers.DelayedSubmission(RunPart(self._requeued + 1), job)
+
+
+def _log_to_stderr() -> None:
+    """Let this package's log lines go into submitit's log. Not those of all, as submitit's own are there already."""
+    logger = logging.getLogger(__package__)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+
+class _Part:
+    """One node's part of a job, from its start on this node until the cluster takes the node away."""
+
+    def __init__(self, job: SubmittedJob, environment: Any, hosts: Sequence[str], generation: str) -> None:
+        self._job = job
+        self._hosts = tuple(hosts)
+        self._generation = generation
+        self._folder = JobFolder(job.folder)
+        self._preempted_by = int(environment._usr_sig())
+        number, nnodes = environment.node, job.start.group.nnodes
+        gathering = Gathering(os.path.join(job.folder, f"parts_{generation}"), number, nnodes) if nnodes > 1 else None
+        self._node = Node(number, gathering, self._preempted_by)
+        at_start = {} if job.seed is None else {"PL_GLOBAL_SEED": job.seed}
+        self._base = _environment.with_omp_threads(
+            _environment.scrub(os.environ, at_start),
+            job.omp_num_threads,
+            _machine.usable_cores(),
+            job.start.group.nproc,
+        )
+
+    def run(self) -> str:
+        """Take part in the job to its end."""
+        try:
+            with self._node.listening():
+                end = (self._lead if self._node.number == 0 else self._follow)()
+        except (LauncherError, OSError, ValueError) as error:
+            if self._node.number == 0:
+                self._folder.publish_end(JobEnd(False, f"it could not be started: {error}"))
+            self._node.leave()
+            raise
+        if end is None:
+            self._leave()
+        assert end is not None
+        if not end.completed:
+            raise JobFailedError(f"The job failed ({end.cause or 'see the logs of its ranks'}).")
+        return "completed"
+
+    def _lead(self) -> JobEnd | None:
+        """Start the job, again if it may be, and return how it ended; None: it was stopped from outside."""
+        job = self._job
+        attempt = Attempt(number=job.first_attempt + self._folder.starts)
+        nth = 0
+        while True:
+            port = self._reserve_port()
+            start = self._write_start(attempt, port)
+            self._folder.publish_start(f"{self._generation}.{nth}", start)
+            running = self._node.run_group(start, self._base, Place((), port), attempt)
+            outcomes = read_outcomes(start)
+            completed = running.report is not None and has_completed(running.report, outcomes)
+            if self._node.stopping and not completed:
+                return None
+            again = running.next_attempt(completed, own_port=job.master_port is None)
+            if again is None:
+                end = JobEnd(completed, "" if completed else "see the logs of its ranks", start, running.report)
+                self._folder.publish_end(end)
+                return end
+            _log.info("%s", again.why)
+            attempt, nth = again, nth + 1
+
+    def _reserve_port(self) -> ReservedPort:
+        job = self._job
+        if job.start.group.nnodes == 1:
+            return reserve_port(job.master_addr, job.master_port)
+        return reserve_port_for_nodes(job.master_addr or self._hosts[0], job.master_port)
+
+    def _write_start(self, attempt: Attempt, port: ReservedPort) -> JobStart:
+        job = self._job
+        _files.make_job_folder(job.start.paths)
+        run_id = f"{job.start.group.run_id}-{self._generation}-{attempt.number}"
+        group = replace(
+            job.start.group,
+            master_addr=port.address,
+            master_port=port.number,
+            run_id=run_id,
+            attempt=attempt.number,
+            restart_count=attempt.restarts,
+            payload_digest=_files.write_payload(job.start.paths, job.payload),
+        )
+        meeting = os.path.join(job.folder, run_id) if group.nnodes > 1 else ""
+        start = replace(job.start, group=group, meeting=meeting, ignored=(self._preempted_by,), hosts=self._hosts)
+        write_facts(start, self._base, job.config_yaml)
+        return start
+
+    def _follow(self) -> JobEnd | None:
+        """Run this node's group of each start; return how the job ended, or None: it was stopped from outside."""
+        nth = 0
+        while True:
+            found: Mapping[str, JobStart] = {}
+
+            def is_told(key: str = f"{self._generation}.{nth}") -> bool:
+                nonlocal found
+                self._folder.refresh()
+                start = self._folder.read_start(key)
+                found = {} if start is None else {key: start}
+                return start is not None or self._folder.read_end() is not None
+
+            if not self._node.wait_until(is_told):
+                return None
+            if not found:
+                return self._folder.read_end()
+            (start,) = found.values()
+            check_other_node(start.group.master_addr, self._hosts[0])
+            port = ReservedPort(start.group.master_addr, start.group.master_port, None)
+            self._node.run_group(start, self._base, Place((), port), Attempt())
+            nth += 1
+
+    def _leave(self) -> None:
+        """Let submitit queue the job again if that is what the cluster wants; else wait for what it does.
+
+        Raises:
+            SystemExit: in the end.
+        """
+        # Some clusters say SIGTERM first, and then why.
+        until = time.monotonic() + _AFTERMATH_S
+        with self._node.listening():
+            while not self._node.preempted and time.monotonic() < until and self._folder.read_end() is None:
+                self._node.pause()
+        if self._node.preempted:
+            self._requeue()
+            with self._node.listening():
+                while time.monotonic() < until and self._folder.read_end() is None:
+                    self._node.pause()
+        raise SystemExit(128 + (self._node.stopped_by or self._preempted_by))
+
+    def _requeue(self) -> None:
+        # Submitit's own, which it set before it called us. Only on the first node does it do more than write a line.
+        handler = signal.getsignal(self._preempted_by)
+        assert callable(handler)
+        try:
+            handler(self._preempted_by, None)
+        except Exception as error:
+            # It is not queued again, for what the error tells, such as too many time limits.
+            self._folder.publish_end(JobEnd(False, str(error)))
+            raise

@@ -1,0 +1,395 @@
+"""The jobs of one batch on a cluster: submitted, watched through the files that their nodes write, and collected."""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import time
+import uuid
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn
+from omegaconf import DictConfig
+
+from . import _cluster, _freeze, _machine, _results, _signals
+from ._choices import OnInterrupt
+from ._describe import describe_start
+from ._ending import HEARD, leave
+from ._errors import JobFailedError, LauncherError, StartError
+from ._logs import LOOK_INTERVAL_S, LogTee, last_lines
+from ._nodes import JobFolder
+from ._part import RunPart
+from ._plan import PlannedJob, compose_and_plan
+from ._port import ReservedPort
+from ._progress import Progress
+from ._results import Verdict
+from ._setup import Sweep
+from ._specs import JOB_ID_TOKEN, GroupReport
+from ._start import JobStart, Place
+from ._submission import SubmittedJob
+
+_log = logging.getLogger(__name__)
+# Seconds between two looks at the files of all jobs, and between two questions for their states.
+_FILES_INTERVAL_S = 0.5
+_STATE_INTERVAL_S = 1.0
+# Seconds after which the cluster is asked although submitit would not do so yet: it waits for up to ten minutes.
+_ASK_AGAIN_S = 60.0
+# Seconds for the file that tells of a job's end to become visible after the cluster says that the job has ended.
+_LATE_FILE_S = 15.0
+# States in which a job has been before it is queued again, and those in which its nodes had no say in its end.
+_HAD_RUN = ("RUNNING", "COMPLETING", "PREEMPTED", "SUSPENDED")
+_CUT_OFF = ("CANCELLED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT", "DEADLINE", "BOOT_FAIL")
+_CUT_OFF_S = 3.0
+# Seconds after which a job that was preempted, and does not wait to run again, is given up.
+_PREEMPTED_S = 180.0
+# Seconds for cancelled jobs to end: SLURM's KillWait is 30, where nobody has changed it.
+_CANCELLED_S = 90.0
+_SHOWN_LINES = 20
+
+
+@dataclass
+class _Job:
+    """One job on the cluster.
+
+    Attributes:
+        plan: The job.
+        folder: Where its nodes tell how it fares.
+        handle: Submitit's job.
+        start: Its last start; None: it waits for its turn.
+        tees: One a rank that is shown.
+        state: The cluster's word for its state.
+        since: When it had that state first, monotonic seconds.
+        began: When it was first seen to run, monotonic seconds; None: it was not.
+        why: Why it was cancelled here; empty: it was not.
+    """
+
+    plan: PlannedJob
+    folder: JobFolder
+    handle: Any
+    start: JobStart | None = None
+    tees: list[LogTee] = field(default_factory=list)
+    state: str = "UNKNOWN"
+    since: float = field(default_factory=time.monotonic)
+    began: float | None = None
+    why: str = ""
+
+
+class SubmittedBatch:
+    """Run the jobs of one `launch()` call on a cluster.
+
+    Args:
+        sweep: What is the same for all of them.
+        job_overrides: One list of override strings a job.
+        first: Number of the first job.
+    """
+
+    def __init__(self, sweep: Sweep, job_overrides: list[list[str]], first: int) -> None:
+        assert sweep.cluster is not None
+        self._sweep = sweep
+        self._cluster = sweep.cluster
+        self._overrides = dict(enumerate(job_overrides, start=first))
+        self._returns: dict[int, JobReturn] = {}
+        self._waiting: list[PlannedJob] = []
+        self._jobs: dict[int, _Job] = {}
+        self._folder = os.path.join(sweep.paths.meetings, uuid.uuid4().hex[:12])
+        self._stopped_by: int | None = None
+        self._gave_up = False
+        self._asked_at = self._looked_at = 0.0
+        at_once = self._cluster.max_parallel_jobs or self._cluster.queue.get("array_parallelism") or len(job_overrides)
+        self._progress = Progress(sweep, self._overrides, min(int(at_once), len(job_overrides)))
+
+    def run(self) -> list[JobReturn]:
+        """Run all jobs and return one JobReturn a job, in order.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C, when the jobs are cancelled or left (`on_interrupt`).
+            SystemExit: after SIGTERM or SIGHUP, likewise, unless a handler that was there before decides otherwise.
+        """
+        with (
+            _signals.recorded_signals(HEARD, impatient=True) as arrived,
+            self._progress.shown(),
+            selectors.DefaultSelector() as selector,
+        ):
+            selector.register(arrived.wakeup, selectors.EVENT_READ)
+            for number in self._overrides:
+                self._plan(number)
+                if self._obey(arrived.take()):
+                    break
+            while self._waiting or self._jobs:
+                self._submit()
+                self._look()
+                selector.select(self._progress.due_s(LOOK_INTERVAL_S if self._tees else _FILES_INTERVAL_S))
+                self._obey(arrived.take())
+                if self._stopped_by is not None and self._cluster.on_interrupt is OnInterrupt.leave:
+                    break
+        if self._stopped_by is not None:
+            leave(self._stopped_by, len(self._overrides), self._progress)
+        self._progress.finish()
+        return [self._returns[number] for number in self._overrides]
+
+    @property
+    def _tees(self) -> bool:
+        return any(job.tees for job in self._jobs.values())
+
+    # Submitting
+
+    def _plan(self, number: int) -> None:
+        overrides = self._overrides[number]
+        try:
+            plan = compose_and_plan(self._sweep, number, overrides)
+            self._refuse_shared_directory(plan)
+        except Exception as error:  # noqa: BLE001  (a config may raise anything; it is this job's failure alone)
+            self._finish(number, None, "", None, _results.failed_before_start(error))
+            return
+        if not self._adopt(plan) and not self._settle(plan):
+            self._waiting.append(plan)
+
+    def _refuse_shared_directory(self, plan: PlannedJob) -> None:
+        others = (*self._waiting, *(job.plan for job in self._jobs.values()))
+        shared = [other.number for other in others if other.run_dir == plan.run_dir]
+        if shared:
+            raise StartError(
+                f"Its run directory {plan.run_dir} is in use by job {shared[0]}. Give each job one of its own "
+                "(hydra.sweep.subdir), as jobs on a cluster may run at the same time."
+            )
+
+    def _settle(self, plan: PlannedJob) -> bool:
+        """Deal with a job that an earlier run of the sweep has settled; return whether it is one."""
+        if self._sweep.earlier is None:
+            return False
+        decision = self._sweep.earlier.decide(plan.known, plan.config_yaml, plan.config_hash)
+        self._progress.decided(plan, decision)
+        if decision.verdict is not None:
+            self._finish(plan.number, plan.config, plan.run_dir, None, decision.verdict)
+        return decision.verdict is not None
+
+    def _adopt(self, plan: PlannedJob) -> bool:
+        """Wait for a job that an earlier launching process has left on the cluster; return whether it is one."""
+        known = plan.known
+        if known is None or not known.job_id or known.state.over or known.config_hash != plan.config_hash:
+            return False
+        handle = _cluster.find_job(self._cluster, known.job_id)
+        until = time.monotonic() + _LATE_FILE_S
+        # One that was submitted a moment ago may not be known yet.
+        while (state := _cluster.state_of(handle, ask=True)) == "UNKNOWN" and time.monotonic() < until:
+            time.sleep(_STATE_INTERVAL_S)
+        if _cluster.has_ended(state) or state == "UNKNOWN":
+            return False
+        _log.info("\t#%d : is on the cluster already (%s, %s): waiting for it", plan.number, known.job_id, state)
+        self._jobs[plan.number] = _Job(plan, JobFolder(known.folder), handle)
+        self._progress.submitted(plan, known.job_id, known.folder)
+        return True
+
+    def _submit(self) -> None:
+        """Submit what waits, as far as more may be submitted."""
+        room = len(self._waiting)
+        if self._cluster.max_parallel_jobs is not None:
+            room = min(room, self._cluster.max_parallel_jobs - len(self._jobs))
+        if room <= 0 or self._stopped_by is not None:
+            return
+        plans, self._waiting = self._waiting[:room], self._waiting[room:]
+        try:
+            self._sweep.sources.check(self._sweep.settings.code_changed)
+            jobs = [self._describe(plan) for plan in plans]
+            for job in jobs:
+                os.makedirs(job.folder, exist_ok=True)
+            with _cluster.outside_allocation():
+                handles = _cluster.make_executor(self._cluster).map_array(RunPart(), jobs)
+        except Exception as error:  # noqa: BLE001  (submitit, and what it calls, raise many things)
+            for plan in plans:
+                self._finish(plan.number, plan.config, plan.run_dir, None, _not_submitted(error))
+            return
+        for plan, job, handle in zip(plans, jobs, handles, strict=True):
+            self._jobs[plan.number] = _Job(plan, JobFolder(job.folder), handle)
+            self._progress.submitted(plan, handle.job_id, job.folder)
+        ranks = " or ".join(map(str, sorted({plan.world_size for plan in plans})))
+        _log.info("Submitted %d jobs of %s ranks to %s: %s", len(plans), ranks, self._cluster.executor, _ids(handles))
+
+    def _describe(self, plan: PlannedJob) -> SubmittedJob:
+        settings = self._sweep.settings
+        at_start = _machine.start_environment() or {}
+        start = describe_start(self._sweep, plan, plan.first_attempt, Place((), ReservedPort("", 0, None)), "")
+        return SubmittedJob(
+            start=start,
+            payload=plan.payload,
+            config_yaml=plan.config_yaml,
+            folder=os.path.join(self._folder, str(plan.number)),
+            first_attempt=plan.first_attempt.number,
+            master_addr=settings.master_addr,
+            master_port=settings.master_port,
+            omp_num_threads=settings.omp_num_threads,
+            seed=at_start.get("PL_GLOBAL_SEED"),
+        )
+
+    # Watching
+
+    def _look(self) -> None:
+        self._progress.begin_round()
+        now = time.monotonic()
+        if now - self._looked_at >= _FILES_INTERVAL_S:
+            self._looked_at = now
+            for job in list(self._jobs.values()):
+                self._look_at_files(job)
+        for job in self._jobs.values():
+            self._progress.show(job.tees, last=False)
+        if now - self._asked_at >= _STATE_INTERVAL_S and self._jobs:
+            self._ask(now)
+        self._give_up()
+
+    def _look_at_files(self, job: _Job) -> None:
+        start = job.folder.read_last_start()
+        if start is not None and (job.start is None or start.run_id != job.start.run_id):
+            self._progress.show(job.tees, last=True)
+            job.start, job.began = start, job.began or time.monotonic()
+            frozen = replace(job.plan.frozen, run_dir=start.run_dir)
+            job.plan = replace(job.plan, frozen=frozen)
+            attempt = replace(job.plan.first_attempt, number=start.group.attempt)
+            self._progress.started(job.plan, attempt, Place((), ReservedPort("", 0, None)), start.run_id, start.hosts)
+            job.tees = self._progress.tees(job.plan, start.paths)
+        end = job.folder.read_end()
+        if end is None:
+            return
+        if end.start is None:
+            self._end(job, _results.failed_before_start(JobFailedError(end.cause)))
+        else:
+            self._end(job, self._judge(end.report, end.start))
+
+    def _judge(self, report: GroupReport | None, start: JobStart) -> Verdict:
+        try:
+            return _results.judge(report, start)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (what is the user's may raise wherever it is touched)
+            why = f"what its ranks stored cannot be used: {type(error).__name__}: {error}"
+            return _results.failed_before_start(JobFailedError(f"{why}\nThe logs are in {start.paths.folder}."))
+
+    def _ask(self, now: float) -> None:
+        """Ask the cluster for the states of all jobs, and end those that it has ended without a word of their nodes."""
+        ask = now - self._asked_at >= _ASK_AGAIN_S
+        self._asked_at = now
+        for job in list(self._jobs.values()):
+            state = _cluster.state_of(job.handle, ask=ask)
+            # One answer is for all of them.
+            ask = False
+            if state != job.state:
+                # SLURM's accounting may say PENDING for some seconds after the job has begun to run.
+                if job.state.startswith(_HAD_RUN) and state.startswith(("PENDING", "REQUEUED")):
+                    _log.info("#%d : waits to run again (%s)", job.plan.number, state)
+                    self._progress.submitted(job.plan, job.handle.job_id, job.folder.path)
+                job.state, job.since = state, now
+            over = _cluster.has_ended(state) or state.startswith("PREEMPTED")
+            patience_s = _PREEMPTED_S if state.startswith("PREEMPTED") else _LATE_FILE_S
+            if state.startswith(_CUT_OFF):
+                patience_s = _CUT_OFF_S
+            if over and (now - job.since > patience_s or job.why):
+                job.folder.refresh()
+                if job.folder.read_end() is None:
+                    self._end(job, self._ended_from_outside(job))
+
+    def _ended_from_outside(self, job: _Job) -> Verdict:
+        if job.start is not None:
+            outcomes = _results.read_outcomes(job.start)
+            if all(outcome is not None and outcome.completed for outcome in outcomes):
+                # Only the way out was cut off.
+                return self._judge(GroupReport((), None, None, finished=True), job.start)
+        if job.why and job.start is None:
+            return _results.skipped(job.why)
+        name = {"slurm": "SLURM"}.get(self._cluster.executor, "submitit")
+        why = f" ({job.why})" if job.why else ""
+        lines = [f"{name} ended job {job.handle.job_id}: {job.state}{why}."]
+        errors = Path(str(job.handle.paths.stderr))
+        if tail := last_lines(str(errors), _SHOWN_LINES):
+            lines += ["", f"Last lines of {errors}:", *(f"  {line}" for line in tail), ""]
+        if advice := _cluster.hint(job.state):
+            lines.append(advice)
+        if job.start is not None:
+            lines.append(f"The log of each rank is in {job.start.paths.folder}.")
+        return replace(_results.failed_before_start(JobFailedError("\n".join(lines))), cause=lines[0].rstrip("."))
+
+    # Ending
+
+    def _obey(self, arrived: list[int]) -> bool:
+        """Do what signals ask for; return whether the batch is stopped."""
+        for number in arrived:
+            if number not in _signals.STOP_SIGNALS:
+                self._progress.resumed()
+            elif self._stopped_by is None:
+                self._stop(number)
+            else:
+                # Once more: nobody is waited for.
+                self._jobs.clear()
+        return self._stopped_by is not None
+
+    def _stop(self, number: int) -> None:
+        self._stopped_by = number
+        name = signal.Signals(number).name
+        self._progress.stopped(name)
+        self._waiting.clear()
+        handles = [job.handle for job in self._jobs.values()]
+        if not handles:
+            return
+        if self._cluster.on_interrupt is OnInterrupt.leave:
+            _log.warning(
+                "%s: %d jobs are left on the cluster (on_interrupt=leave): %s. hydra.launcher.resume=unfinished finds "
+                "them",
+                name,
+                len(handles),
+                _ids(handles),
+            )
+            return
+        _log.warning("%s: cancelling %d jobs: %s (once more: do not wait)", name, len(handles), _ids(handles))
+        self._cancel(list(self._jobs.values()), f"cancelled after {name}")
+
+    def _cancel(self, jobs: list[_Job], why: str) -> None:
+        for job in jobs:
+            job.why = why
+        _cluster.cancel([job.handle for job in jobs])
+        # The states are old now.
+        self._asked_at = 0.0
+
+    def _give_up(self) -> None:
+        """Start no more jobs when too many have failed (`max_failures`)."""
+        settings, failures = self._sweep.settings, self._sweep.ledger.failures
+        if settings.max_failures is None or failures < settings.max_failures or self._gave_up:
+            return
+        self._gave_up = True
+        _log.error("%d failed (max_failures=%d): no more jobs are started", failures, settings.max_failures)
+        why = f"{failures} failed before it (max_failures={settings.max_failures})"
+        for plan in self._waiting:
+            self._finish(plan.number, plan.config, plan.run_dir, None, _results.skipped(why))
+        self._waiting.clear()
+        self._cancel([job for job in self._jobs.values() if job.start is None or settings.stop_running], why)
+
+    def _end(self, job: _Job, verdict: Verdict) -> None:
+        self._progress.show(job.tees, last=True)
+        del self._jobs[job.plan.number]
+        plan = job.plan
+        if JOB_ID_TOKEN in str(plan.config.hydra.job.id):
+            _freeze.set_job_id(plan.config, JOB_ID_TOKEN, str(job.handle.job_id), plan.run_dir)
+        seconds = None if job.began is None else time.monotonic() - job.began
+        self._finish(plan.number, plan.config, plan.run_dir, seconds, verdict)
+
+    def _finish(
+        self, number: int, config: DictConfig | None, run_dir: str, seconds: float | None, verdict: Verdict
+    ) -> None:
+        self._returns[number] = _results.make_job_return(
+            self._overrides[number], config, run_dir, self._sweep.task_name, verdict
+        )
+        self._progress.ended(number, verdict, seconds)
+
+
+def _not_submitted(error: Exception) -> Verdict:
+    if isinstance(error, LauncherError):
+        return _results.failed_before_start(error)
+    return _results.failed_before_start(StartError(f"The job could not be submitted: {type(error).__name__}: {error}"))
+
+
+def _ids(handles: list[Any]) -> str:
+    """Return the ids of submitit's jobs, those of one array together."""
+    arrays: dict[str, list[str]] = {}
+    for handle in handles:
+        array, _, index = str(handle.job_id).partition("_")
+        arrays.setdefault(array, []).append(index)
+    return ", ".join(array if parts == [""] else f"{array}_[{','.join(parts)}]" for array, parts in arrays.items())
