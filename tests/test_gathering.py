@@ -17,7 +17,7 @@ from starts import job_start
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _gathering
 from hydra_plugins.hydra_ddp_subprocess_launcher._errors import StartError
-from hydra_plugins.hydra_ddp_subprocess_launcher._gathering import Gathering
+from hydra_plugins.hydra_ddp_subprocess_launcher._gathering import Gathering, why_it_ends
 from hydra_plugins.hydra_ddp_subprocess_launcher._nodes import JobEnd, JobFolder
 from hydra_plugins.hydra_ddp_subprocess_launcher._peers import SILENT_S
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, StopReason
@@ -264,11 +264,43 @@ def test_silence(pair: tuple[Gathering, Gathering], clock: Clock) -> None:
     assert first.look().startswith("nothing has been heard of node 1 (")
 
 
-def test_what_a_keeper_tells_of_its_launching_process(pair: tuple[Gathering, Gathering]) -> None:
-    """It knows at once that it is gone; other reports say nothing of the kind."""
-    first, _ = pair
-    for report in (None, GroupReport((), StopReason.ORDERED, None), GroupReport((), None, None)):
-        first.learn(report)
-        assert first.look() == ""
-    first.learn(GroupReport((), StopReason.LAUNCHER_LOST, None, "on node 1 (b)"))
-    assert first.look() == "the launching process is gone on node 1 (b)"
+LOST, ORDERED = StopReason.LAUNCHER_LOST, StopReason.ORDERED
+
+
+@pytest.mark.parametrize(
+    ("node", "report", "said"),
+    [
+        (0, None, ""),
+        (0, GroupReport((), None, None), ""),
+        (0, GroupReport((), StopReason.RANK_FAILED, 3, first_node=1), ""),
+        (0, GroupReport((), LOST, None, "on node 1 (b)", first_node=1), "the launching process is gone on node 1 (b)"),
+        (1, GroupReport((), LOST, None, "on node 0 (a)", first_node=0), "the launching process is gone on node 0 (a)"),
+        (
+            0,
+            GroupReport((), ORDERED, None, "on node 1: SIGINT", first_node=1),
+            "a node was stopped (on node 1: SIGINT)",
+        ),
+        (0, GroupReport((), ORDERED, None, "max_failures", first_node=0), ""),
+        (1, GroupReport((), ORDERED, None, "max_failures", first_node=0), ""),
+    ],
+)
+def test_what_keepers_tell(pair: tuple[Gathering, Gathering], node: int, report: GroupReport | None, said: str) -> None:
+    """They know at once that another node's launching process is gone, or was stopped."""
+    pair[node].learn(report)
+    assert pair[node].look() == said
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (StartError("This cannot be."), "This cannot be."),
+        (KeyboardInterrupt(), "SIGINT"),
+        (SystemExit(143), "SIGTERM"),
+        (SystemExit(129), "SIGHUP"),
+        (SystemExit(1), "SystemExit: 1"),
+        (ValueError("broken"), "ValueError: broken"),
+    ],
+)
+def test_why_it_ends(error: BaseException, why: str) -> None:
+    """As a user knows it."""
+    assert why_it_ends(error) == why

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import logging
 import os
+import signal
 import time
 import uuid
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from ._errors import LauncherError, StartError
 from ._files import write_text
 from ._nodes import JobEnd, JobFolder
 from ._peers import BEAT_S, Peers, refresh_names
+from ._signals import STOP_SIGNALS
 from ._specs import GroupReport, Meeting, StopReason
 from ._start import JobStart
 
@@ -40,6 +42,7 @@ class Gathering:
 
     def __init__(self, folder: str, node: int, nnodes: int) -> None:
         self._folder = folder
+        self._node = node
         self._nnodes = nnodes
         self._peers = Peers(Meeting(folder, node, nnodes), _machine.host(), time.monotonic())
         self._looked_at = 0.0
@@ -87,7 +90,7 @@ class Gathering:
         try:
             _wait(self._all_are_here, lambda: f"Waiting for {', '.join(self.missing)} ({_NNODES}={self._nnodes})")
         except BaseException as error:
-            self.leave(str(error) if isinstance(error, LauncherError) else type(error).__name__)
+            self.leave(why_it_ends(error))
             raise
 
     def _all_are_here(self) -> bool:
@@ -138,9 +141,13 @@ class Gathering:
         Args:
             report: Of a job.
         """
-        if report is not None and report.reason is StopReason.LAUNCHER_LOST:
-            # This one is there.
+        if report is None or report.first_node in (None, self._node) or self._gone:
+            return
+        if report.reason is StopReason.LAUNCHER_LOST:
             self._gone = f"{StopReason.LAUNCHER_LOST.value} {report.detail}"
+        elif report.reason is StopReason.ORDERED and self._node == 0:
+            # The first node alone has other reasons for it than to leave.
+            self._gone = f"a node was stopped ({report.detail})"
 
     def look(self) -> str:
         """Give a sign of life, and return which node has left the sweep; empty: none."""
@@ -167,6 +174,18 @@ class Gathering:
             why: One line.
         """
         self._peers.tell_failure(GroupReport((), StopReason.ORDERED, None, " ".join(why.split()).rstrip(".")))
+
+
+def why_it_ends(error: BaseException) -> str:
+    """Return how to tell the other nodes what ends this process's part of the sweep."""
+    if isinstance(error, LauncherError):
+        return str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return signal.SIGINT.name
+    stopped_by = {128 + number: signal.Signals(number).name for number in STOP_SIGNALS}
+    if isinstance(error, SystemExit) and error.code in stopped_by:
+        return stopped_by[error.code]
+    return f"{type(error).__name__}: {error}"
 
 
 def _caller(session: str, name: str, nnodes: int) -> Callable[[], None]:

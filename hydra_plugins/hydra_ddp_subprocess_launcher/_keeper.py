@@ -139,6 +139,7 @@ class _Group:
         self._began_at = time.time()
         self._unstored = set(spec.ranks)
         self._peers: Peers | None = None
+        self._hurried = False
         self._look_at = 0.0
         self._preempted = False
 
@@ -227,7 +228,7 @@ class _Group:
         self._tell_nodes()
         self._peers.tell_end(self._report(left))
         lost: list[str] = []
-        while not self._channel.lost and set(self._peers.unfinished) - set(lost):
+        while not self._channel.lost and not self._hurried and set(self._peers.unfinished) - set(lost):
             self._hear(_LOOK_INTERVAL_S)
             self._look_at_nodes()
             lost = self._peers.lost(time.monotonic())
@@ -318,6 +319,8 @@ class _Group:
     def _obey(self, messages: Sequence[object]) -> None:
         for message in messages:
             if isinstance(message, Stop):
+                # Then nobody shall wait for other nodes, either.
+                self._hurried |= message.at_once
                 self._look_for_outcomes()
                 self._rules.stop_ordered(time.monotonic(), at_once=message.at_once, detail=message.detail)
             elif isinstance(message, Forward):

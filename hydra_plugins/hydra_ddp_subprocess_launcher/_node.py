@@ -116,7 +116,7 @@ class Node:
         refresh_names(start.paths.folder)
         link, channel = self._hub.ask_for_keeper(start.number, held)
         channel.send(spec)
-        self._job = job = RunningJob(start, place, attempt, link, channel, [])
+        self._job = job = RunningJob(start, place, attempt, link, channel, [], self.number)
         self._hub.add(job)
         if self.stopped_by is not None:
             job.stop(signal.Signals(self.stopped_by).name)

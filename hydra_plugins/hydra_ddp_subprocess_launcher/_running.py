@@ -35,6 +35,7 @@ class RunningJob:
         link: The spawner that forked its keeper.
         channel: To the keeper.
         tees: One a rank that is shown.
+        node: Number of this node.
         began: Start of the ranks, monotonic seconds.
         ranks_run: Whether they have been started, as far as that has to be waited for.
         keeper: The keeper's process; None: it has not answered yet.
@@ -54,6 +55,7 @@ class RunningJob:
     link: SpawnerLink
     channel: Channel
     tees: list[LogTee]
+    node: int = 0
     began: float = field(default_factory=time.monotonic)
     ranks_run: bool = False
     keeper: _process.ProcessHandle | None = None
@@ -145,7 +147,11 @@ class RunningJob:
         if self.report is not None:
             self.left = self.report.left
             return []
-        found = _process.kill_marked("TORCHELASTIC_RUN_ID", self.start.run_id, _ANSWER_S)
+        marks = {"TORCHELASTIC_RUN_ID": self.start.run_id}
+        if self.start.meeting:
+            # Another node of the job may be on this machine, too.
+            marks["GROUP_RANK"] = str(self.node)
+        found = _process.kill_marked(marks, _ANSWER_S)
         self.left |= bool(found)
         return found
 

@@ -191,7 +191,7 @@ def prepare_sweep(
         )
     spool = ComposeSpool(context.config_loader, footprint.restore if footprint is not None else lambda: None)
     spool.record()
-    summary = _summary(entry, config, paths.sweep_dir)
+    summary = _summary(entry, config, paths.sweep_dir, settings.nnodes)
     gathering = None
     if settings.nnodes > 1 and footprint is None and cluster is None:
         gathering = Gathering.gather(paths.meetings, settings.node_rank, settings.nnodes)
@@ -239,13 +239,13 @@ def _check_nodes(settings: LaunchSettings, config: DictConfig) -> None:
         )
 
 
-def _summary(entry: ProgramEntry | FunctionEntry, config: DictConfig, sweep_dir: str) -> Summary:
+def _summary(entry: ProgramEntry | FunctionEntry, config: DictConfig, sweep_dir: str, nnodes: int) -> Summary:
     command: tuple[str, ...] = ()
     if isinstance(entry, ProgramEntry):
         command = (*entry.program.command, *entry.flags, *entry.config_name, "-m")
     hydra, task = (OmegaConf.to_container(one) for one in (config.hydra.overrides.hydra, config.hydra.overrides.task))
     assert isinstance(hydra, list) and isinstance(task, list)
-    return Summary(command, tuple(hydra), tuple(task), sweep_dir, _is_basic(config), _has_one_batch(config))
+    return Summary(command, tuple(hydra), tuple(task), sweep_dir, _is_basic(config), _has_one_batch(config), nnodes)
 
 
 def _has_one_batch(config: DictConfig) -> bool:
