@@ -19,6 +19,7 @@ from ._hub import Hub
 from ._line import Line
 from ._logs import LOOK_INTERVAL_S
 from ._nodes import JobEnd, tell_for_keeper
+from ._peers import refresh_names
 from ._plan import PlannedJob
 from ._progress import Progress
 from ._report import shown
@@ -227,6 +228,9 @@ class Batch:
         tell_for_keeper(job.start, 0, job.report)
         if self._sweep.gathering is not None:
             self._sweep.gathering.learn(job.report)
+        if job.start.meeting:
+            # What the ranks on other nodes wrote.
+            refresh_names(job.start.paths.folder)
         self._compare_configs(job)
         plan = self._plans.pop(job.start.number)
         verdict = self._verdict(job)

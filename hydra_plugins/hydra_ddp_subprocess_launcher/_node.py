@@ -88,10 +88,14 @@ class Node:
         self._hub.wait(_FILES_INTERVAL_S)
         self._obey()
 
-    def leave(self) -> None:
-        """Tell the other nodes that this one takes no further part."""
+    def leave(self, why: str = "") -> None:
+        """Tell the other nodes that this one takes no further part.
+
+        Args:
+            why: One line.
+        """
         if self._gathering is not None:
-            self._gathering.leave()
+            self._gathering.leave(why)
 
     def _gone(self) -> str:
         return "" if self._gathering is None else self._gathering.look()

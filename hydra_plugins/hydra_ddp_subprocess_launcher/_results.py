@@ -17,6 +17,7 @@ from ._failures import LOST_PEER_ADVICE, describe, lost_a_peer, rank_name, root_
 from ._files import JobPaths, read_outcome
 from ._freeze import hydra_config
 from ._logs import last_lines
+from ._peers import refresh_names
 from ._records import JobRecord
 from ._signals import describe_exit
 from ._specs import GroupReport, Outcome
@@ -83,6 +84,9 @@ def has_completed(report: GroupReport, outcomes: Sequence[Outcome | None]) -> bo
 
 def read_outcomes(start: JobStart) -> list[Outcome | None]:
     """Return what each rank of a start stored; None: nothing."""
+    if start.meeting:
+        # Those on other nodes stored it there.
+        refresh_names(start.paths.folder)
     return [read_outcome(start.paths, rank, start.run_id) for rank in range(start.group.world_size)]
 
 
