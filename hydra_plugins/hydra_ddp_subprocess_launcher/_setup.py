@@ -315,7 +315,8 @@ def _pool_and_gate(settings: LaunchSettings, sweep_dir: str, *, here: bool) -> t
     variable = settings.device_env_var
     nvml = Nvml(variable, os.environ)
     devices = find_devices(settings.devices, variable, os.environ, nvml)
-    pool = Pool(devices, settings.jobs_per_device, settings.max_parallel_jobs)
+    # Other nodes wait for the jobs one after the other.
+    pool = Pool(devices, settings.jobs_per_device, settings.max_parallel_jobs, in_order=settings.nnodes > 1)
     pool.nproc(settings.nproc_per_node)
     locks = None
     if devices and settings.lock_devices and not settings.dry_run:

@@ -544,7 +544,9 @@ def test_a_node_that_waits_for_its_devices(nodes: Nodes) -> None:
         time.sleep(12)
         assert first.poll() is None and second.poll() is None
         second.send_signal(signal.SIGINT)
-        assert finish(second)[0] == 130
+        code, output = finish(second)
+        assert code == 130
+        assert output.count("Waiting for device nodes_by_hand_7: it ") == 1
         code, output = finish(first)
         assert code == 1
         assert f"node 1 ({HOST}) has left the sweep" in output
