@@ -133,7 +133,7 @@ def test_what_an_earlier_run_left(tmp_path: Path, pair: tuple[Gathering, Gatheri
     assert first.came.job_folder(0) == second.came.job_folder(0) != pair[0].job_folder(0)
 
 
-@pytest.mark.parametrize("text", ["", "abc 1", "abc 1 2 3", "\0\0\0"])
+@pytest.mark.parametrize("text", ["", "abc 1", "abc 1 2 3 4", "\0\0\0"])
 def test_a_call_that_cannot_be_read(tmp_path: Path, text: str) -> None:
     (tmp_path / "session").write_text(text)
     second = Coming(tmp_path, 1, 2)
@@ -189,6 +189,27 @@ def test_another_number_of_nodes(tmp_path: Path) -> None:
     """Nodes that would wait for each other in vain are told."""
     Coming(tmp_path, 0, 2)
     assert "nnodes=3 here, but 2 at node 0: start all nodes with the same command" in Coming(tmp_path, 1, 3).refused
+
+
+def test_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it writes might not be understood."""
+    Coming(tmp_path, 0, 2)
+    wait_for(tmp_path / "session")
+    monkeypatch.setattr(_gathering, "__version__", "0.0.1")
+    assert "Version 0.0.1 of the launcher is here, but" in Coming(tmp_path, 1, 2).refused
+
+
+def test_a_fork_of_the_process(pair: tuple[Gathering, Gathering], clock: Clock) -> None:
+    """Its end is not the end of the process that takes part."""
+    if (child := os.fork()) == 0:
+        pair[1].leave("forked")
+        os._exit(0)
+    os.waitpid(child, 0)
+    clock.now += 2
+    assert pair[0].look() == ""
+    pair[1].leave("itself")
+    clock.now += 2
+    assert "itself" in pair[0].look()
 
 
 def test_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable
 
-from . import _machine
+from . import __version__, _machine
 from ._errors import LauncherError, StartError
 from ._files import write_text
 from ._nodes import JobEnd, JobFolder
@@ -42,6 +42,7 @@ class Gathering:
 
     def __init__(self, folder: str, node: int, nnodes: int) -> None:
         self._folder = folder
+        self._pid = os.getpid()
         self._node = node
         self._nnodes = nnodes
         self._peers = Peers(Meeting(folder, node, nnodes), _machine.host(), time.monotonic())
@@ -173,7 +174,9 @@ class Gathering:
         Args:
             why: One line.
         """
-        self._peers.tell_failure(GroupReport((), StopReason.ORDERED, None, " ".join(why.split()).rstrip(".")))
+        # Not at the end of a process that the user's program has forked.
+        if os.getpid() == self._pid:
+            self._peers.tell_failure(GroupReport((), StopReason.ORDERED, None, " ".join(why.split()).rstrip(".")))
 
 
 def why_it_ends(error: BaseException) -> str:
@@ -190,11 +193,11 @@ def why_it_ends(error: BaseException) -> str:
 
 def _caller(session: str, name: str, nnodes: int) -> Callable[[], None]:
     """Return what writes, for those who come, that this run of a sweep is alive."""
-    calls = itertools.count(1)
+    calls, alike = itertools.count(1), f"{nnodes} {__version__}"
 
     def call() -> None:
         # They tell by the growing number that it is not what an earlier run left.
-        write_text(session, f"{name} {next(calls)} {nnodes}\n")
+        write_text(session, f"{name} {next(calls)} {alike}\n")
 
     return call
 
@@ -216,6 +219,8 @@ def _wait_for_call(meetings: str, session: str, nnodes: int) -> str:
             f"{_NNODES}={nnodes} here, but {last[2]} at node 0: start all nodes with the same command but for "
             "hydra.launcher.node_rank."
         )
+    if last[3] != __version__:
+        raise StartError(f"Version {__version__} of the launcher is here, but {last[3]} at node 0: install one on all.")
     if os.stat(session).st_uid != os.getuid():
         raise StartError(
             f"{session} is another user's: run all nodes as one user, whom all of them know by one number."
@@ -223,14 +228,14 @@ def _wait_for_call(meetings: str, session: str, nnodes: int) -> str:
     return last[0]
 
 
-def _read(session: str) -> tuple[str, str, str] | None:
-    """Return name, number and number of nodes of the last call; None: there was none."""
+def _read(session: str) -> tuple[str, str, str, str] | None:
+    """Return name, number, number of nodes and version of the last call; None: there was none."""
     try:
         with open(session, encoding="utf-8") as file:
-            name, calls, nnodes = file.read().split()
+            name, calls, nnodes, version = file.read().split()
     except (OSError, ValueError):
         return None
-    return name, calls, nnodes
+    return name, calls, nnodes, version
 
 
 def _wait(until: Callable[[], bool], said: Callable[[], str]) -> None:
