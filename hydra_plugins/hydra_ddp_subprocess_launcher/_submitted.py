@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import selectors
 import signal
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,8 +35,10 @@ from ._start import JobStart, Place
 from ._submission import SubmittedJob
 
 _log = logging.getLogger(__name__)
-# Seconds between two looks at the files of all jobs, and between two questions for their states.
+# Seconds between two looks at the files of all jobs, at least and for each of them, as a file server has other users;
+# and between two questions for their states.
 _FILES_INTERVAL_S = 0.5
+_FILES_INTERVAL_PER_JOB_S = 0.02
 _STATE_INTERVAL_S = 1.0
 # Seconds after which the cluster is asked although submitit would not do so yet: it waits for up to ten minutes.
 _ASK_AGAIN_S = 60.0
@@ -65,6 +69,7 @@ class _Job:
         since: When it had that state first, monotonic seconds.
         began: When it was first seen to run, monotonic seconds; None: it was not.
         why: Why it was cancelled here; empty: it was not.
+        cancelled_at: When that was, monotonic seconds.
     """
 
     plan: PlannedJob
@@ -76,6 +81,7 @@ class _Job:
     since: float = field(default_factory=time.monotonic)
     began: float | None = None
     why: str = ""
+    cancelled_at: float = 0.0
 
 
 class SubmittedBatch:
@@ -115,21 +121,30 @@ class SubmittedBatch:
             selectors.DefaultSelector() as selector,
         ):
             selector.register(arrived.wakeup, selectors.EVENT_READ)
-            for number in self._overrides:
-                self._plan(number)
-                if self._obey(arrived.take()):
-                    break
-            while self._waiting or self._jobs:
-                self._submit()
-                self._look()
-                selector.select(self._progress.due_s(LOOK_INTERVAL_S if self._tees else _FILES_INTERVAL_S))
-                self._obey(arrived.take())
-                if self._stopped_by is not None and self._cluster.on_interrupt is OnInterrupt.leave:
-                    break
+            try:
+                self._run_all(arrived, selector)
+            except BaseException:
+                # Such as a signal that came while the cluster did not answer.
+                if self._cluster.on_interrupt is OnInterrupt.cancel:
+                    _cluster.cancel([job.handle for job in self._jobs.values()])
+                raise
         if self._stopped_by is not None:
             leave(self._stopped_by, len(self._overrides), self._progress)
         self._progress.finish()
         return [self._returns[number] for number in self._overrides]
+
+    def _run_all(self, arrived: _signals.RecordedSignals, selector: selectors.BaseSelector) -> None:
+        for number in self._overrides:
+            self._plan(number)
+            if self._obey(arrived.take()):
+                break
+        while self._waiting or self._jobs:
+            self._submit()
+            self._look()
+            selector.select(self._progress.due_s(LOOK_INTERVAL_S if self._tees else _FILES_INTERVAL_S))
+            self._obey(arrived.take())
+            if self._stopped_by is not None and self._cluster.on_interrupt is OnInterrupt.leave:
+                break
 
     @property
     def _tees(self) -> bool:
@@ -204,6 +219,9 @@ class SubmittedBatch:
                 self._finish(plan.number, plan.config, plan.run_dir, None, _not_submitted(error))
             return
         for plan, job, handle in zip(plans, jobs, handles, strict=True):
+            # The payload is in it.
+            with contextlib.suppress(OSError):
+                os.chmod(handle.paths.submitted_pickle, 0o600)
             self._jobs[plan.number] = _Job(plan, JobFolder(job.folder), handle)
             self._progress.submitted(plan, handle.job_id, job.folder)
         ranks = " or ".join(map(str, sorted({plan.world_size for plan in plans})))
@@ -230,7 +248,7 @@ class SubmittedBatch:
     def _look(self) -> None:
         self._progress.begin_round()
         now = time.monotonic()
-        if now - self._looked_at >= _FILES_INTERVAL_S:
+        if now - self._looked_at >= max(_FILES_INTERVAL_S, _FILES_INTERVAL_PER_JOB_S * len(self._jobs)):
             self._looked_at = now
             for job in list(self._jobs.values()):
                 self._look_at_files(job)
@@ -283,7 +301,9 @@ class SubmittedBatch:
             patience_s = _PREEMPTED_S if state.startswith("PREEMPTED") else _LATE_FILE_S
             if state.startswith(_CUT_OFF):
                 patience_s = _CUT_OFF_S
-            if over and (now - job.since > patience_s or job.why):
+            # Where the cluster does not tell, one that was cancelled is taken for ended in the end.
+            over_in_time = now - job.since > patience_s or bool(job.why)
+            if (over and over_in_time) or (job.why and now - job.cancelled_at > _CANCELLED_S):
                 job.folder.refresh()
                 if job.folder.read_end() is None:
                     self._end(job, self._ended_from_outside(job))
@@ -332,19 +352,18 @@ class SubmittedBatch:
             return
         if self._cluster.on_interrupt is OnInterrupt.leave:
             _log.warning(
-                "%s: %d jobs are left on the cluster (on_interrupt=leave): %s. hydra.launcher.resume=unfinished finds "
-                "them",
+                "%s: left on the cluster (on_interrupt=leave): %s, %s. hydra.launcher.resume=unfinished finds them",
                 name,
-                len(handles),
+                _counted(handles),
                 _ids(handles),
             )
             return
-        _log.warning("%s: cancelling %d jobs: %s (once more: do not wait)", name, len(handles), _ids(handles))
+        _log.warning("%s: cancelling %s: %s (once more: do not wait)", name, _counted(handles), _ids(handles))
         self._cancel(list(self._jobs.values()), f"cancelled after {name}")
 
     def _cancel(self, jobs: list[_Job], why: str) -> None:
         for job in jobs:
-            job.why = why
+            job.why, job.cancelled_at = why, time.monotonic()
         _cluster.cancel([job.handle for job in jobs])
         # The states are old now.
         self._asked_at = 0.0
@@ -384,6 +403,10 @@ def _not_submitted(error: Exception) -> Verdict:
     if isinstance(error, LauncherError):
         return _results.failed_before_start(error)
     return _results.failed_before_start(StartError(f"The job could not be submitted: {type(error).__name__}: {error}"))
+
+
+def _counted(jobs: Sequence[object]) -> str:
+    return f"{len(jobs)} job{'s' * (len(jobs) != 1)}"
 
 
 def _ids(handles: list[Any]) -> str:
