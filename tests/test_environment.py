@@ -54,8 +54,6 @@ def test_the_variables_of_a_group() -> None:
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",
-        "GROUP_RANK": "0",
-        "NODE_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
         "ROLE_NAME": "default",
         "ROLE_WORLD_SIZE": "2",
@@ -78,10 +76,30 @@ def test_the_variables_of_each_rank() -> None:
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "ROLE_RANK": str(rank),
+            "GROUP_RANK": "0",
+            "NODE_RANK": "0",
             "TORCHELASTIC_ERROR_FILE": f"/run/.ddp/error_{rank}.json",
         }
         for rank in (0, 1)
     )
+
+
+def test_ranks_on_several_nodes() -> None:
+    """Ranks count up over the nodes; local ranks begin anew on each, as torchrun has it."""
+    files = tuple(f"error_{rank}.json" for rank in range(6))
+    made = group(nproc=3, nnodes=2, error_files=files)
+    names = ("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "NODE_RANK", "TORCHELASTIC_ERROR_FILE")
+    assert [tuple(own[name] for name in names) for own in rank_environments(made)] == [
+        ("0", "0", "0", "0", "0", "error_0.json"),
+        ("1", "1", "1", "0", "0", "error_1.json"),
+        ("2", "2", "2", "0", "0", "error_2.json"),
+        ("3", "0", "3", "1", "1", "error_3.json"),
+        ("4", "1", "4", "1", "1", "error_4.json"),
+        ("5", "2", "5", "1", "1", "error_5.json"),
+    ]
+    common = group_environment({}, {}, made)
+    sizes = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
+    assert [common[name] for name in sizes] == ["6", "3", "2", "6"]
 
 
 def test_together_they_are_torchruns_contract() -> None:

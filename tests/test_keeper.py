@@ -15,10 +15,11 @@ import pytest
 from test_spawner import Job, is_alive, spec, wait_for_file
 
 from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
-from hydra_plugins.hydra_ddp_subprocess_launcher._keeper import Forward, Started, Stop
+from hydra_plugins.hydra_ddp_subprocess_launcher._keeper import Forward, Preempt, Started, Stop
+from hydra_plugins.hydra_ddp_subprocess_launcher._peers import tell_for_keeper
 from hydra_plugins.hydra_ddp_subprocess_launcher._process import descendants
 from hydra_plugins.hydra_ddp_subprocess_launcher._spawner import KeeperEnded, SpawnerLink
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, GroupSpec, Limits, StopReason
+from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, GroupSpec, Limits, Meeting, StopReason
 
 if TYPE_CHECKING:
     from conftest import Runner
@@ -413,3 +414,158 @@ def test_a_rank_that_is_python(start: Callable[..., Job], tmp_path: Path) -> Non
     report = report_of(start("", 1, argv=(sys.executable, "-c", code)))
     assert codes(report) == {0: 0}
     assert (tmp_path / "rank_0.log").read_text() == "SIG_DFL set() True\n"
+
+
+# --- a job on two nodes
+
+
+@pytest.fixture
+def on_node(start: Callable[..., Job], tmp_path: Path) -> Callable[..., Job]:
+    """Start one node's group of a job of four ranks on two nodes."""
+
+    def start_it(node: int, script: str, **changes: object) -> Job:
+        ranks = (2 * node, 2 * node + 1)
+        changes.setdefault("meeting", Meeting(str(tmp_path / "meeting"), node, 2))
+        return start(
+            script,
+            2,
+            first_rank=ranks[0],
+            rank_environments=tuple({"RANK": str(rank)} for rank in ranks),
+            **{
+                f"{name}_files": tuple(str(tmp_path / f"{file}_{rank}") for rank in ranks)
+                for name, file in (("log", "log"), ("outcome", "outcome"), ("failure", "failure"))
+            },
+            **changes,
+        )
+
+    return start_it
+
+
+def heard(job: Job, other: Job, what: str) -> None:
+    """Wait for something that a job says, while the other one is heard, too."""
+    deadline = time.monotonic() + 20
+    while getattr(job, what) is None:
+        assert time.monotonic() < deadline, f"{what} did not come"
+        job.hear()
+        other.hear()
+
+
+def reports_of(first: Job, second: Job) -> tuple[GroupReport, GroupReport]:
+    heard(first, second, "ended")
+    heard(second, first, "ended")
+    return report_of(first), report_of(second)
+
+
+def test_no_rank_starts_before_all_nodes_are_there(on_node: Callable[..., Job], tmp_path: Path) -> None:
+    """Both keepers report about the ranks of both."""
+    first = on_node(0, "echo > began_$RANK")
+    time.sleep(0.5)
+    first.hear()
+    assert first.started is None and not (tmp_path / "began_0").exists()
+    second = on_node(1, "echo > began_$RANK")
+    for report in reports_of(first, second):
+        assert codes(report) == dict.fromkeys(range(4), 0)
+        assert (report.reason, report.cause, report.finished, len(report.hosts)) == (None, None, True, 2)
+
+
+def test_a_failure_on_one_node_ends_both(on_node: Callable[..., Job]) -> None:
+    """The rank that failed is the cause for both; its peers are ended wherever they are."""
+    first, second = on_node(0, SLEEP), on_node(1, f"if [ $RANK = 3 ]; then sleep 0.3; exit 5; fi; {SLEEP}")
+    for report in reports_of(first, second):
+        assert (report.reason, report.cause) == (StopReason.RANK_FAILED, 3)
+        assert codes(report) == {3: 5, 0: -15, 1: -15, 2: -15}
+        assert {ended.rank for ended in report.exits if ended.stopped} == {0, 1, 2}
+        assert report.detail.startswith("on node 1 (")
+
+
+def test_stopped_while_it_waits_for_a_node(on_node: Callable[..., Job]) -> None:
+    """No rank is started, and the one that has not come is not waited for."""
+    first = on_node(0, SLEEP, limits=Limits(grace_period_s=1000))
+    time.sleep(0.3)
+    first.channel.send(Stop(at_once=False, detail="SIGINT"))
+    report = report_of(first)
+    assert (report.reason, report.exits) == (StopReason.ORDERED, ())
+    late = on_node(1, SLEEP)
+    report = report_of(late)
+    assert (report.reason, report.exits) == (StopReason.ORDERED, ())
+    assert report.detail.startswith("SIGINT, on node 0 (")
+
+
+def test_stopped_after_its_own_ranks_have_ended(on_node: Callable[..., Job], tmp_path: Path) -> None:
+    """The ranks of the other node are ended, too."""
+    first, second = on_node(0, "exit 0"), on_node(1, f"echo > began_$RANK; {SLEEP}")
+    heard(second, first, "started")
+    said = tmp_path / "meeting" / "node_0.jsonl"
+    deadline = time.monotonic() + 20
+    while '"ended"' not in said.read_text():
+        assert time.monotonic() < deadline
+        first.hear()
+    first.channel.send(Stop(at_once=False, detail="SIGINT"))
+    for report in reports_of(first, second):
+        assert codes(report) == {0: 0, 1: 0, 2: -15, 3: -15}
+        assert report.reason is StopReason.ORDERED
+        assert report.detail.startswith("SIGINT, on node 0 (")
+
+
+def test_the_launching_process_of_one_node_is_gone(on_node: Callable[..., Job]) -> None:
+    """The ranks of all nodes end, and the other one knows why."""
+    first, second = on_node(0, SLEEP), on_node(1, SLEEP)
+    heard(first, second, "started")
+    second.channel.close()
+    first.wait("ended")
+    report = report_of(first)
+    assert report.reason is StopReason.LAUNCHER_LOST
+    assert report.detail.startswith("on node 1 (")
+
+
+def test_a_keeper_of_one_node_is_killed(on_node: Callable[..., Job], tmp_path: Path) -> None:
+    """Who speaks for it ends the other node's ranks at once."""
+    first, second = on_node(0, SLEEP), on_node(1, SLEEP)
+    heard(second, first, "started")
+    heard(first, second, "started")
+    assert second.started is not None
+    os.kill(second.started.keeper, signal.SIGKILL)
+    heard(second, first, "ended")
+    assert second.report is None
+    lost = GroupReport((), StopReason.KEEPER_LOST, None)
+    tell_for_keeper(Meeting(str(tmp_path / "meeting"), 1, 2), "here", lost)
+    first.wait("ended")
+    report = report_of(first)
+    assert (report.reason, report.detail) == (StopReason.KEEPER_LOST, "on node 1 (here)")
+    assert codes(report) == {0: -15, 1: -15}
+
+
+def test_nodes_that_cannot_meet(on_node: Callable[..., Job], tmp_path: Path) -> None:
+    """No rank is started, and the error says where they would have met."""
+    (tmp_path / "file").write_text("")
+    job = on_node(1, SLEEP, meeting=Meeting(str(tmp_path / "file" / "m"), 1, 2))
+    report = report_of(job)
+    assert (report.reason, report.cause, report.hosts) == (StopReason.START_FAILED, 2, ())
+    assert report.detail == f"Not a directory: {tmp_path}/file/m, where its nodes meet"
+
+
+def test_the_first_to_end_sets_the_limit_for_other_nodes(on_node: Callable[..., Job]) -> None:
+    """exit_timeout_s counts over all nodes."""
+    first = on_node(0, "exit 0", limits=Limits(1.0, exit_timeout_s=0.5))
+    second = on_node(1, SLEEP, limits=Limits(1.0, exit_timeout_s=0.5))
+    for report in reports_of(first, second):
+        assert report.reason is StopReason.EXIT_TIMEOUT
+        assert report.detail.startswith("rank 2, 3 still running, on node 1 (")
+
+
+def test_preempted_ranks(on_node: Callable[..., Job], tmp_path: Path) -> None:
+    """The cluster's signal goes to ranks that handle it, and all nodes end."""
+    deaf = "sleep 1000 & wait"
+    script = f"echo > began_$RANK; trap 'echo > saved_$RANK; exit 0' USR1; if [ $RANK = 3 ]; then {SLEEP}; fi; {deaf}"
+    first, second = on_node(0, SLEEP), on_node(1, script, limits=Limits(20.0))
+    for rank in (2, 3):
+        wait_for_file(second, tmp_path / f"began_{rank}")
+    heard(first, second, "started")
+    time.sleep(0.2)
+    second.channel.send(Preempt(signal.SIGUSR1))
+    wait_for_file(second, tmp_path / "saved_2")
+    second.channel.send(Stop(at_once=True))
+    for report in reports_of(first, second):
+        assert report.reason is StopReason.PREEMPTED
+        assert report.detail.startswith("SIGUSR1, on node 1 (")
+    assert not (tmp_path / "saved_3").exists()

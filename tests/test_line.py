@@ -25,6 +25,7 @@ def line(pool: Pool, sizes: list[object]) -> Line:
 
     sweep: Any = SimpleNamespace(
         pool=pool,
+        settings=SimpleNamespace(nnodes=1),
         spool=SimpleNamespace(take=take),
         config=OmegaConf.create({"size": 1, "hydra": {"launcher": {"nproc_per_node": "${size}"}}}),
     )

@@ -7,7 +7,12 @@ import socket
 import pytest
 
 from hydra_plugins.hydra_ddp_subprocess_launcher._errors import StartError
-from hydra_plugins.hydra_ddp_subprocess_launcher._port import is_port_clash, reserve_port
+from hydra_plugins.hydra_ddp_subprocess_launcher._port import (
+    check_other_node,
+    is_port_clash,
+    reserve_port,
+    reserve_port_for_nodes,
+)
 
 
 def test_reserved_ports_differ_and_are_not_given_out() -> None:
@@ -48,6 +53,45 @@ def test_an_address_and_port_of_the_users_are_taken_as_they_are() -> None:
     port = reserve_port("head.cluster.invalid", 29500)
     assert (port.address, port.number) == ("head.cluster.invalid", 29500)
     port.release()
+
+
+def test_a_port_for_several_nodes() -> None:
+    """It is free on all interfaces, whether or not the address is one of this machine; rank 0 can listen on any."""
+    port = reserve_port_for_nodes("head.cluster.invalid", None)
+    assert port.address == "head.cluster.invalid"
+    for host, family in (("127.0.0.1", socket.AF_INET), ("", socket.AF_INET), ("", socket.AF_INET6)):
+        dual = family is socket.AF_INET6 and socket.has_dualstack_ipv6()
+        if family is socket.AF_INET6 and not dual:
+            continue
+        with socket.create_server((host, port.number), family=family, dualstack_ipv6=dual):
+            pass
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port.number))
+    port.release()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        assert reserve_port_for_nodes("127.0.0.1", taken).number == taken
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "::1"])
+def test_an_address_that_means_this_machine(address: str) -> None:
+    """On another node than rank 0's it would find nobody; on the same one it is right."""
+    check_other_node(address, socket.gethostname())
+    with pytest.raises(StartError, match=rf"Rank 0 is on node-a, but its address {address} means this machine here"):
+        check_other_node(address, "node-a")
+
+
+def test_an_address_that_another_node_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    with pytest.raises(StartError, match=r"its address head is not known here: Name or service not known\. Name one"):
+        check_other_node("head", "node-a")
+
+
+def test_an_address_of_another_machine() -> None:
+    check_other_node("10.77.8.1", "node-a")
 
 
 @pytest.mark.parametrize(

@@ -438,3 +438,55 @@ def test_a_verdict_may_hold_anything() -> None:
     """A value that cannot be copied is passed on as it is."""
     lock = threading.Lock()
     assert made(job_config(), Verdict(completed=True, value=lock)).return_value is lock
+
+
+# --- several nodes
+
+NODES: dict[str, Any] = {"hosts": ("a", "b")}
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_the_node_that_failed_first(verdict: Callable[..., Verdict], first: int) -> None:
+    """Clocks of nodes differ: what counts is who told first, and on that node the time."""
+    late, early = failed(50.0, summary="ValueError: late"), failed(1.0, summary="ValueError: early")
+    outcomes = [None, late if first == 1 else early, None, late if first == 3 else early]
+    judged = verdict(
+        report((first, 1), (4 - first, 1), (0, -15, True), (2, -15, True), reason=RANK_FAILED, cause=first, **NODES),
+        *outcomes,
+    )
+    node, host = divmod(first, 2)[0], "ab"[first // 2]
+    assert judged.cause == f"rank {first} (node {node}, {host}): ValueError: late"
+    assert f"rank {first} (node {node}, {host}) failed with exit code 1" in judged.block
+    assert judged.rank == first
+
+
+def test_a_lost_peer_on_the_node_that_told_first(verdict: Callable[..., Verdict]) -> None:
+    """The connection closes faster than the failure of the other node is told; it is not the cause all the same."""
+    lost = failed(1.0, summary="RuntimeError: Connection closed by peer")
+    cause = failed(2.0, summary="ValueError: broken")
+    judged = verdict(
+        report((0, 1), (3, 1), (1, -15, True), (2, -15, True), reason=RANK_FAILED, cause=0, **NODES),
+        *(lost, None, None, cause),
+    )
+    assert judged.cause == "rank 3 (node 1, b): ValueError: broken"
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        (StopReason.NODE_LOST, "the job was ended because another node of it is silent (node 1 (b))"),
+        (StopReason.KEEPER_LOST, "the job was ended because the process that kept it was killed from outside (node 1"),
+        (StopReason.ORDERED, "the job was ended because the launcher ordered it (node 1 (b))"),
+    ],
+)
+def test_a_job_that_another_node_ended(verdict: Callable[..., Verdict], reason: StopReason, said: str) -> None:
+    """No rank is blamed; the ranks of which nothing is known are not either."""
+    judged = verdict(report((0, -15, True), (1, -15, True), reason=reason, detail="node 1 (b)", **NODES), *(None,) * 4)
+    assert said in judged.block
+    assert judged.rank is None
+
+
+def test_a_node_that_did_not_come(verdict: Callable[..., Verdict]) -> None:
+    """A host that is not known is called so."""
+    ended = report(reason=StopReason.START_FAILED, cause=2, detail="no such folder, on node 1 ()", hosts=("a", ""))
+    assert "rank 2 (node 1, unknown host) could not be started" in verdict(ended, *(None,) * 4).block

@@ -437,3 +437,104 @@ def test_running() -> None:
     played.exit(1, 2, 0)
     played.exit(2, 0, 1)
     assert played.rules.running == [1, 3]
+
+
+# --- a job on several nodes
+
+
+def test_another_node_fails() -> None:
+    """The group is ended like one whose own rank has failed, and the others are told of it as well."""
+    played = Played()
+    assert not played.rules.concerns_all
+    played.rules.node_failed("node 1 (b)", BEGAN + 5)
+    assert played.rules.concerns_all
+    played.look(5)
+    assert played.due == 5 + GRACE_S
+    played.exit(6, 0, -15)
+    played.exit(7, 1, -15)
+    report = played.report
+    assert (report.reason, report.detail, report.cause) == (StopReason.NODE_FAILED, "node 1 (b)", None)
+    assert all(ended.stopped for ended in report.exits)
+
+
+def test_another_node_is_lost() -> None:
+    """Nobody waits for it: its ranks cannot be met any more."""
+    played = Played()
+    played.rules.node_lost("node 1 (b)", BEGAN + 5)
+    assert played.look(5) is Action.TERMINATE
+    assert (played.report.reason, played.rules.concerns_all) == (StopReason.NODE_LOST, True)
+
+
+def test_the_ranks_of_another_node_have_ended() -> None:
+    """From then on the limit for the rest counts, as if they were ranks of this node; the first end counts."""
+    played = Played(limits=Limits(GRACE_S, exit_timeout_s=10))
+    assert played.due is None
+    played.rules.node_ended(BEGAN + 3)
+    played.rules.node_ended(BEGAN + 9)
+    played.end_well(11, 0)
+    assert played.due == 13
+    played.look(13)
+    assert (played.report.reason, played.report.detail) == (StopReason.EXIT_TIMEOUT, "rank 1 still running")
+
+
+def test_stopped_after_its_own_ranks_have_ended() -> None:
+    """The other nodes may still run: they are told, and the report says why the job was ended."""
+    played = Played()
+    played.end_well(1, 0)
+    played.end_well(2, 1)
+    assert (played.report.reason, played.rules.concerns_all) == (None, False)
+    played.stop(60, detail="SIGINT")
+    played.lost(61)
+    assert played.rules.concerns_all
+    report = played.report
+    assert (report.reason, report.detail, report.finished) == (StopReason.ORDERED, "SIGINT", True)
+
+
+def test_what_lingers_concerns_no_other_node() -> None:
+    """Its ranks have finished, as those of the others may."""
+    played = Played()
+    played.stored(1, 0, 1)
+    played.look(1 + LINGERING_LIMIT_S)
+    assert (played.report.reason, played.rules.concerns_all) == (StopReason.LINGERING, False)
+
+
+@pytest.mark.parametrize(
+    ("warned", "terms_at", "kills_at"), [(False, 5, 5 + GRACE_S), (True, 5 + GRACE_S, 5 + 2 * GRACE_S)]
+)
+def test_preempted(warned: bool, terms_at: float, kills_at: float) -> None:
+    """Ranks that handle the cluster's signal have the grace period for it, before SIGTERM and a second one."""
+    played = Played()
+    played.rules.preempted("SIGUSR1", BEGAN + 5, warned=warned)
+    played.look(5)
+    while played.due is not None and not any(action is Action.KILL for _, action in played.actions):
+        played.look(played.due)
+    assert played.actions == [(terms_at, Action.TERMINATE), (kills_at, Action.KILL)]
+    assert (played.report.reason, played.report.detail) == (StopReason.PREEMPTED, "SIGUSR1")
+
+
+def test_preempted_while_it_is_being_ended() -> None:
+    """The first reason stays, and nobody is given more time."""
+    played = Played()
+    played.stop(1)
+    played.rules.preempted("SIGUSR1", BEGAN + 2, warned=True)
+    assert played.due == 1 + GRACE_S
+    assert played.report.reason is StopReason.ORDERED
+
+
+def test_time_begins_with_the_ranks() -> None:
+    """Waiting for other nodes takes none of a job's time."""
+    played = Played(limits=Limits(GRACE_S, timeout_s=30))
+    played.rules.begin(BEGAN + 1000)
+    assert played.due == 1030
+    played.exit(1010, 0, 1)
+    assert played.report.exits == (RankExit(0, 1, 10.0, stopped=False),)
+
+
+def test_a_group_that_never_started() -> None:
+    """One that was stopped while it waited for the others has no ranks to wait for."""
+    played = Played()
+    played.stop(1, detail="SIGINT")
+    played.rules.not_started()
+    assert played.rules.running == []
+    assert (played.report.reason, played.report.exits, played.report.finished) == (StopReason.ORDERED, (), False)
+    assert played.rules.concerns_all

@@ -7,9 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from starts import job_start
 from hydra_plugins.hydra_ddp_subprocess_launcher import _running
 from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
 from hydra_plugins.hydra_ddp_subprocess_launcher._keeper import Started
-from hydra_plugins.hydra_ddp_subprocess_launcher._results import Verdict
 from hydra_plugins.hydra_ddp_subprocess_launcher._running import RunningJob
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport
 from hydra_plugins.hydra_ddp_subprocess_launcher._start import Attempt
@@ -47,7 +45,9 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
 
 
 def running_job(link: Any, channel: Channel) -> RunningJob:
-    return RunningJob(job_start("/nowhere", 1), NOTHING, Attempt(), link, channel, [])
+    start = job_start("/nowhere", 1, "of no process")
+    start = replace(start, group=replace(start.group, max_restarts=3))
+    return RunningJob(start, NOTHING, Attempt(), link, channel, [])
 
 
 def test_a_report_through_a_socket_that_stays_open(ends: tuple[Channel, Channel]) -> None:
@@ -86,17 +86,14 @@ def test_a_killed_keeper_behind_a_socket_that_stays_open(ends: tuple[Channel, Ch
 
 def test_no_restart_beside_what_cannot_be_ended(ends: tuple[Channel, Channel]) -> None:
     """A job of which something is left, whoever says so, is not started again: its devices may still be in use."""
-    failed = Verdict(completed=False, value=ValueError())
-    settings = SimpleNamespace(master_port=1, max_restarts=3)
     for left in (False, True):
         job = running_job(FakeSpawner(), ends[0])
         job.report = GroupReport((), None, None, left=left)
         assert job.end_leftovers() == []
-        again = job.next_attempt(failed, settings)  # type: ignore[arg-type]
+        again = job.next_attempt(completed=False, own_port=False)
         assert (again is None) == left
         lost = running_job(FakeSpawner(), ends[0])
         lost.left = left
-        lost.run_id = "of no process"
         lost.end_leftovers()
         assert lost.left == left
 

@@ -39,6 +39,8 @@ def test_defaults() -> None:
         omp_num_threads=None,
         master_addr=None,
         master_port=None,
+        nnodes=1,
+        node_rank=0,
         max_restarts=0,
         limits=Limits(grace_period_s=15.0, timeout_s=None, exit_timeout_s=None),
         wrapper=(),
@@ -220,3 +222,29 @@ def test_no_word_is_a_yaml_boolean(kind: type[Entry]) -> None:
     """A word of an option stays a word in YAML, unlike `off`, and is its member's name, which Hydra compares."""
     for choice in kind:
         assert yaml.safe_load(str(choice.value)) == choice.value == choice.name
+
+
+def test_nodes() -> None:
+    """On several nodes one job runs at a time, and rank 0 has an address that all of them know."""
+    read = read_settings(options(nnodes=3, node_rank=2, master_addr="head"))
+    assert (read.nnodes, read.node_rank, read.max_parallel_jobs) == (3, 2, 1)
+    assert read_settings(options(nnodes=2, master_addr="head", max_parallel_jobs=1)).max_parallel_jobs == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"nnodes": 0}, "nnodes=0 cannot be used. Valid: a whole number from 1 up"),
+        ({"nnodes": "2"}, "nnodes='2' cannot be used"),
+        ({"node_rank": -1}, "node_rank=-1 cannot be used"),
+        ({"node_rank": 1}, "node_rank=1 cannot be used. Valid: a whole number from 0 to nnodes - 1, which is 0"),
+        ({"nnodes": 2, "node_rank": 2, "master_addr": "a"}, "from 0 to nnodes - 1, which is 1"),
+        ({"nnodes": 2}, "hydra.launcher.nnodes=2 needs hydra.launcher.master_addr"),
+        ({"nnodes": 2, "master_addr": "a", "max_parallel_jobs": 2}, "max_parallel_jobs=2 contradicts"),
+        ({"nnodes": 2, "master_addr": "a", "debug": True}, "debug=true contradicts hydra.launcher.nnodes=2"),
+    ],
+)
+def test_nodes_that_cannot_be(given: dict[str, Any], said: str) -> None:
+    """What does not fit together is named, with what to do."""
+    with pytest.raises(OptionError, match=re.escape(said)):
+        read_settings(options(**given))

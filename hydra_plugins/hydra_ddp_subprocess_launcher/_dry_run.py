@@ -18,7 +18,6 @@ from ._errors import LauncherError
 from ._footprint import Footprint
 from ._line import Line
 from ._plan import PlannedJob
-from ._port import reserve_port
 from ._report import override_line, shown
 from ._resume import Decision
 from ._setup import Sweep
@@ -118,10 +117,9 @@ class _Rehearsal:
 
     def _show(self, plan: PlannedJob, devices: tuple[str, ...]) -> Place | None:
         """Show a job, and return what it holds; None where it could not start."""
-        settings = self._sweep.settings
         try:
             # Held for as long as the job would run, so that jobs that run at once have different ones.
-            place = Place(devices, reserve_port(settings.master_addr, settings.master_port))
+            place = Place(devices, self._sweep.reserve_port())
         except LauncherError as error:
             self._fail(plan.number, error)
             return None

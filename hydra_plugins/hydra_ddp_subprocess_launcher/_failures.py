@@ -66,8 +66,15 @@ def root_cause(report: GroupReport, outcomes: Sequence[Outcome | None], paths: J
         return Failure(report.cause, report.began_at)
     hung = report.cause is None and report.reason is not None
     before = [failure for failure in failures if not hung or not _was_stopped(exits, failure.rank)]
+    first = None if report.cause is None else _node_of(report, report.cause, len(outcomes))
+
+    def order(failure: Failure) -> tuple[bool, bool, float]:
+        # Clocks of several nodes differ: of those the one that told of a failure first has the cause.
+        elsewhere = _node_of(report, failure.rank, len(outcomes)) != first
+        return lost_a_peer(failure), elsewhere, failure.at
+
     # A rank whose peer went away often fails first: the peer is still on its way out of its `finally`.
-    return min(before, key=lambda failure: (lost_a_peer(failure), failure.at), default=None)
+    return min(before, key=order, default=None)
 
 
 def lost_a_peer(failure: Failure) -> bool:
@@ -106,11 +113,15 @@ def unusable_folder(paths: JobPaths) -> str | None:
     return None
 
 
+def _node_of(report: GroupReport, rank: int, world_size: int) -> int:
+    return rank * len(report.hosts) // world_size
+
+
 def rank_name(report: GroupReport, rank: int, world_size: int) -> str:
     """Return how to call a rank: on several nodes with its own node."""
     if not report.hosts:
         return f"rank {rank}"
-    node = rank * len(report.hosts) // world_size
+    node = _node_of(report, rank, world_size)
     return f"rank {rank} (node {node}, {report.hosts[node] or 'unknown host'})"
 
 

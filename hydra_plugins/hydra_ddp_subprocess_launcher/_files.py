@@ -19,6 +19,7 @@ _EARLIER = "earlier_"
 _IS_EARLIER = re.compile(r"earlier_\d+")
 _CLAIM = "claim"
 _JOURNAL = "journal.jsonl"
+_NODES = "nodes"
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class SweepPaths:
     @property
     def meetings(self) -> str:
         """Where the nodes of jobs that run on several tell each other what happens."""
-        return os.path.join(self.folder, "nodes")
+        return os.path.join(self.folder, _NODES)
 
     @property
     def results(self) -> str:
@@ -119,7 +120,8 @@ def make_job_folder(paths: JobPaths) -> None:
         OSError: when the directory cannot be made or written.
     """
     os.makedirs(paths.folder, exist_ok=True)
-    move_aside(paths.folder, [entry for entry in os.listdir(paths.folder) if entry not in (_CLAIM, _JOURNAL)])
+    of_the_sweep = (_CLAIM, _JOURNAL, _NODES)
+    move_aside(paths.folder, [entry for entry in os.listdir(paths.folder) if entry not in of_the_sweep])
 
 
 def move_aside(folder: str, entries: Sequence[str]) -> str | None:

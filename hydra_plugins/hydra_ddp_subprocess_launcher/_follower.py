@@ -61,8 +61,6 @@ class Follower:
                     returns.append(_results.make_job_return(overrides, None, "", task_name, verdict))
         finally:
             self._sweep.gate.close()
-            if len(returns) < len(self._overrides):
-                self._gathering.leave()
         if self._node.stopped_by is not None:
             handler = signal.getsignal(self._node.stopped_by)
             if callable(handler):
@@ -97,8 +95,10 @@ class Follower:
         def is_told() -> bool:
             nonlocal found
             folder.refresh()
-            found = folder.read_start(key)
-            return found is not None or folder.read_end() is not None
+            # The end comes first: of a job that is over nothing is to be started.
+            over = folder.read_end() is not None
+            found = None if over else folder.read_start(key)
+            return over or found is not None
 
         self._node.wait_until(is_told)
         return found

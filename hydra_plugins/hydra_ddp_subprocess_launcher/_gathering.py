@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import itertools
 import logging
 import os
 import time
@@ -10,10 +12,10 @@ import uuid
 from collections.abc import Callable
 
 from . import _machine
-from ._errors import StartError
+from ._errors import LauncherError, StartError
 from ._files import write_text
 from ._nodes import JobEnd, JobFolder
-from ._peers import Peers
+from ._peers import BEAT_S, Peers, refresh_names
 from ._specs import GroupReport, Meeting, StopReason
 from ._start import JobStart
 
@@ -24,6 +26,7 @@ _NOTE_S = 5.0
 _NOTE_AGAIN_S = 60.0
 # Seconds between two looks later on.
 _LOOK_S = 1.0
+_NNODES = "hydra.launcher.nnodes"
 
 
 class Gathering:
@@ -37,9 +40,14 @@ class Gathering:
 
     def __init__(self, folder: str, node: int, nnodes: int) -> None:
         self._folder = folder
+        self._nnodes = nnodes
         self._peers = Peers(Meeting(folder, node, nnodes), _machine.host(), time.monotonic())
         self._looked_at = 0.0
+        self._called_at = 0.0
+        self._gone = ""
         self._starts: dict[int, int] = {}
+        # Writes that this run is alive for those who come; only the first node calls.
+        self._call: Callable[[], None] = lambda: None
 
     @classmethod
     def gather(cls, meetings: str, node: int, nnodes: int) -> Gathering:
@@ -51,63 +59,44 @@ class Gathering:
             nnodes: Number of nodes.
 
         Raises:
-            StartError: when the folder cannot be written.
+            StartError: when the nodes cannot meet, or one of them leaves before all have come.
         """
+        session = os.path.join(meetings, "session")
         try:
             os.makedirs(meetings, exist_ok=True)
-            session = os.path.join(meetings, "session")
+            name = uuid.uuid4().hex[:12] if node == 0 else _wait_for_call(meetings, session, nnodes)
+            gathering = cls(os.path.join(meetings, name), node, nnodes)
             if node == 0:
-                return cls._call(meetings, session, nnodes)
-            return cls._join(meetings, session, node, nnodes)
+                gathering._call = _caller(session, name, nnodes)
+            gathering._wait_for_all()
         except FileExistsError:
             raise StartError(
-                f"Another process takes part in this sweep as node {node}: give each node a "
-                "hydra.launcher.node_rank of its own."
+                f"Another process takes part in this sweep as node {node}, or has done so: give each node a "
+                "hydra.launcher.node_rank of its own, and start all of them again once one has gone."
             ) from None
         except OSError as error:
             raise StartError(
                 f"The nodes of the sweep cannot meet in {meetings}: {error.strerror}: {error.filename}. Set "
                 "hydra.sweep.dir to a directory that all nodes can write."
             ) from None
-
-    @classmethod
-    def _call(cls, meetings: str, session: str, nnodes: int) -> Gathering:
-        name = uuid.uuid4().hex[:12]
-        gathering = cls(os.path.join(meetings, name), 0, nnodes)
-        calls = 0
-
-        def call() -> bool:
-            # The others tell by the growing number that this run is alive, and not what an earlier one left.
-            nonlocal calls
-            calls += 1
-            write_text(session, f"{name} {calls}\n")
-            return not gathering.missing
-
-        _wait(call, lambda: f"Waiting for {', '.join(gathering.missing)} (hydra.launcher.nnodes={nnodes})")
         return gathering
 
-    @classmethod
-    def _join(cls, meetings: str, session: str, node: int, nnodes: int) -> Gathering:
-        first = _read(session)
+    def _wait_for_all(self) -> None:
+        # At the end of the process, too, however that comes, such as between two batches.
+        atexit.register(self.leave, "its process has ended")
+        try:
+            _wait(self._all_are_here, lambda: f"Waiting for {', '.join(self.missing)} ({_NNODES}={self._nnodes})")
+        except BaseException as error:
+            self.leave(str(error) if isinstance(error, LauncherError) else type(error).__name__)
+            raise
 
-        def is_called() -> bool:
-            JobFolder(meetings).refresh()
-            nonlocal first
-            now = _read(session)
-            if now == first:
-                return False
-            called_again = now is not None and first is not None and now[0] == first[0]
-            first = now
-            return called_again
-
-        _wait(is_called, lambda: f"Waiting for node 0 in {meetings}, which all nodes have to see")
-        assert first is not None
-        gathering = cls(os.path.join(meetings, first[0]), node, nnodes)
-        _wait(
-            lambda: not gathering.missing,
-            lambda: f"Waiting for {', '.join(gathering.missing)} (hydra.launcher.nnodes={nnodes})",
-        )
-        return gathering
+    def _all_are_here(self) -> bool:
+        self._call()
+        if not self.missing:
+            return True
+        if gone := self.look():
+            raise StartError(f"The sweep cannot begin: {gone}.")
+        return False
 
     @property
     def missing(self) -> list[str]:
@@ -136,9 +125,22 @@ class Gathering:
         JobFolder(self.job_folder(start.number)).publish_start(str(nth), start)
 
     def publish_end(self, number: int, end: JobEnd) -> None:
-        """Tell that a job is over. Where that cannot be written, the silence of this node will tell."""
-        with contextlib.suppress(OSError):
+        """Tell that a job is over. Where that cannot be written, this node leaves: the others would wait for ever."""
+        try:
             JobFolder(self.job_folder(number)).publish_end(end)
+        except OSError as error:
+            self._gone = f"the other nodes cannot be told of the end of job {number}: {error.strerror}"
+            self.leave(self._gone)
+
+    def learn(self, report: GroupReport | None) -> None:
+        """Take note of what keepers have told of another node's process.
+
+        Args:
+            report: Of a job.
+        """
+        if report is not None and report.reason is StopReason.LAUNCHER_LOST:
+            # This one is there.
+            self._gone = f"{StopReason.LAUNCHER_LOST.value} {report.detail}"
 
     def look(self) -> str:
         """Give a sign of life, and return which node has left the sweep; empty: none."""
@@ -146,24 +148,70 @@ class Gathering:
         if now >= self._looked_at + _LOOK_S:
             self._looked_at = now
             self._peers.look(now)
-        if self._peers.failed:
-            return f"{self._peers.failed} has left the sweep"
-        lost = self._peers.lost(now)
-        return f"nothing has been heard of {', '.join(lost)} for long" if lost else ""
+        if now >= self._called_at + BEAT_S:
+            # One that comes too late would wait for ever.
+            self._called_at = now
+            with contextlib.suppress(OSError):
+                self._call()
+        if not self._gone and self._peers.failed:
+            why = self._peers.why_failed
+            self._gone = f"{self._peers.failed} has left the sweep{f' ({why})' if why else ''}"
+        if not self._gone and (lost := self._peers.lost(now)):
+            self._gone = f"nothing has been heard of {', '.join(lost)} for long"
+        return self._gone
 
-    def leave(self) -> None:
-        """Tell the others that this node takes no further part."""
-        self._peers.tell_failure(GroupReport((), StopReason.ORDERED, None))
+    def leave(self, why: str = "") -> None:
+        """Tell the others that this node takes no further part.
+
+        Args:
+            why: One line.
+        """
+        self._peers.tell_failure(GroupReport((), StopReason.ORDERED, None, " ".join(why.split()).rstrip(".")))
 
 
-def _read(session: str) -> tuple[str, str] | None:
-    """Return name and number of the last call; None: there was none."""
+def _caller(session: str, name: str, nnodes: int) -> Callable[[], None]:
+    """Return what writes, for those who come, that this run of a sweep is alive."""
+    calls = itertools.count(1)
+
+    def call() -> None:
+        # They tell by the growing number that it is not what an earlier run left.
+        write_text(session, f"{name} {next(calls)} {nnodes}\n")
+
+    return call
+
+
+def _wait_for_call(meetings: str, session: str, nnodes: int) -> str:
+    """Return the name of the run that the first node calls to."""
+    last = _read(session)
+
+    def is_called() -> bool:
+        nonlocal last
+        refresh_names(meetings)
+        before, last = last, _read(session)
+        return None not in (before, last) and last != before and last[0] == before[0]  # type: ignore[index]
+
+    _wait(is_called, lambda: f"Waiting for node 0 in {meetings}, which all nodes have to see")
+    assert last is not None
+    if int(last[2]) != nnodes:
+        raise StartError(
+            f"{_NNODES}={nnodes} here, but {last[2]} at node 0: start all nodes with the same command but for "
+            "hydra.launcher.node_rank."
+        )
+    if os.stat(session).st_uid != os.getuid():
+        raise StartError(
+            f"{session} is another user's: run all nodes as one user, whom all of them know by one number."
+        )
+    return last[0]
+
+
+def _read(session: str) -> tuple[str, str, str] | None:
+    """Return name, number and number of nodes of the last call; None: there was none."""
     try:
         with open(session, encoding="utf-8") as file:
-            name, calls = file.read().split()
+            name, calls, nnodes = file.read().split()
     except (OSError, ValueError):
         return None
-    return name, calls
+    return name, calls, nnodes
 
 
 def _wait(until: Callable[[], bool], said: Callable[[], str]) -> None:

@@ -18,9 +18,8 @@ from ._errors import JobFailedError, LauncherError, StartError
 from ._hub import Hub
 from ._line import Line
 from ._logs import LOOK_INTERVAL_S
-from ._nodes import JobEnd
+from ._nodes import JobEnd, tell_for_keeper
 from ._plan import PlannedJob
-from ._port import ReservedPort, reserve_port, reserve_port_for_nodes
 from ._progress import Progress
 from ._report import shown
 from ._restarts import Pause, Restarts
@@ -28,6 +27,7 @@ from ._results import Verdict
 from ._resume import Decision
 from ._running import RunningJob
 from ._setup import Sweep
+from ._specs import GroupReport, StopReason
 from ._start import Attempt, JobStart, Place
 
 _log = logging.getLogger(__name__)
@@ -76,8 +76,6 @@ class Batch:
                 finally:
                     self._hub.close()
                     self._sweep.gate.close()
-                    if self._sweep.gathering is not None and len(self._returns) < len(self._overrides):
-                        self._sweep.gathering.leave()
             # What came while the last job was looked at, or its spawner ended, counts as well.
             self._ending.act_on(arrived.take())
         self._ending.leave_if_stopped(len(self._overrides))
@@ -138,11 +136,11 @@ class Batch:
 
     def _start(self, plan: PlannedJob, devices: tuple[str, ...], attempt: Attempt) -> Exception | None:
         """Start a job on its devices; return why it could not be."""
-        port = None
+        port = start = None
         try:
             self._hub.refuse_shared_directory(plan.run_dir, self._restarts)
             self._sweep.sources.check(self._sweep.settings.code_changed)
-            port = self._reserve_port()
+            port = self._sweep.reserve_port()
             place = Place(devices, port)
             start, spec = write_job(self._sweep, plan, attempt, place, self._base)
             self._tell_nodes(start)
@@ -151,19 +149,15 @@ class Batch:
         except (LauncherError, OSError, ValueError) as error:
             if port is not None:
                 port.release()
+            if start is not None:
+                why = f"on the first node no keeper could be started: {error}"
+                tell_for_keeper(start, 0, GroupReport((), StopReason.START_FAILED, None, why))
             return start_error(error, plan)
         channel.send(spec)
         self._plans[plan.number] = plan
         self._hub.add(RunningJob(start, place, attempt, link, channel, self._progress.tees(plan, start.paths)))
         self._progress.started(plan, attempt, place, start.run_id)
         return None
-
-    def _reserve_port(self) -> ReservedPort:
-        address, number = self._sweep.settings.master_addr, self._sweep.settings.master_port
-        if self._sweep.gathering is None:
-            return reserve_port(address, number)
-        assert address is not None
-        return reserve_port_for_nodes(address, number)
 
     def _tell_nodes(self, start: JobStart) -> None:
         """Let the other nodes of the job start it, too."""
@@ -230,6 +224,9 @@ class Batch:
             which = " ".join(map(str, left)) or "of it"
             _log.warning("#%d : a process (%s) cannot be ended, and may hold its devices", job.start.number, which)
         self._hub.remove(job)
+        tell_for_keeper(job.start, 0, job.report)
+        if self._sweep.gathering is not None:
+            self._sweep.gathering.learn(job.report)
         self._compare_configs(job)
         plan = self._plans.pop(job.start.number)
         verdict = self._verdict(job)

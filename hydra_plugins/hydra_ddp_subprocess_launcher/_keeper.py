@@ -154,7 +154,10 @@ class _Group:
         left = _process.has_children()
         if left:
             self._tell(Note(f"process {_left()} cannot be ended, and may hold its devices"))
-        return self._part(replace(self._rules.report(), began_at=self._began_at, left=left))
+        return self._part(left)
+
+    def _report(self, left: bool) -> GroupReport:
+        return replace(self._rules.report(), began_at=self._began_at, left=left)
 
     def _watch_ranks(self) -> None:
         action = Action.WAIT
@@ -186,7 +189,7 @@ class _Group:
         try:
             self._peers = Peers(meeting, _machine.host(), began)
         except OSError as error:
-            why = f"{error.strerror}: {error.filename}, where the nodes of the job meet"
+            why = f"{error.strerror}: {error.filename}, where its nodes meet"
             self._rules.start_failed(self._spec.first_rank, why, began)
             return
         note_at = began + _MISSING_NOTE_S
@@ -217,12 +220,12 @@ class _Group:
         if self._peers is not None and self._rules.concerns_all:
             self._peers.tell_failure(self._rules.report())
 
-    def _part(self, report: GroupReport) -> GroupReport:
+    def _part(self, left: bool) -> GroupReport:
         """Tell the other nodes how this one's group ended, wait for theirs, and return what is known about all."""
         if self._peers is None:
-            return report
+            return self._report(left)
         self._tell_nodes()
-        self._peers.tell_end(report)
+        self._peers.tell_end(self._report(left))
         lost: list[str] = []
         while not self._channel.lost and set(self._peers.unfinished) - set(lost):
             self._hear(_LOOK_INTERVAL_S)
@@ -230,7 +233,8 @@ class _Group:
             lost = self._peers.lost(time.monotonic())
         self._tell_nodes()
         self._peers.close()
-        return self._peers.merge(report)
+        # Anew: meanwhile the job may have been stopped.
+        return self._peers.merge(self._report(left))
 
     def _act(self, action: Action) -> None:
         if action is Action.DUMP:

@@ -16,6 +16,8 @@ from . import _keeper, _signals
 from ._errors import StartError
 from ._gathering import Gathering
 from ._hub import Hub
+from ._nodes import tell_for_keeper
+from ._peers import refresh_names
 from ._running import RunningJob
 from ._start import Attempt, JobStart, Place, group_spec
 
@@ -43,6 +45,7 @@ class Node:
         self._gathering = gathering
         self._preempted_by = preempted_by
         self.stopped_by: int | None = None
+        self._stopped_at = 0.0
         self.preempted = False
         self._job: RunningJob | None = None
 
@@ -71,9 +74,11 @@ class Node:
             StartError: when another node takes no further part.
         """
         while not self.stopping:
+            gone = self._gone()
+            # What another node wrote before it went counts.
             if ready():
                 return True
-            if gone := self._gone():
+            if gone:
                 raise StartError(f"Node {self.number} cannot go on: {gone}.")
             self.pause()
         return False
@@ -108,6 +113,7 @@ class Node:
             StartError: when the job's environment contradicts its devices.
         """
         spec = group_spec(start, base, self.number)
+        refresh_names(start.paths.folder)
         link, channel = self._hub.ask_for_keeper(start.number, held)
         channel.send(spec)
         self._job = job = RunningJob(start, place, attempt, link, channel, [])
@@ -128,6 +134,9 @@ class Node:
             _log.warning("#%d : a process (%s) cannot be ended, and may hold its devices", start.number, which)
         self._hub.remove(job)
         self._job = None
+        tell_for_keeper(start, self.number, job.report)
+        if self._gathering is not None:
+            self._gathering.learn(job.report)
         return job
 
     def _obey(self) -> None:
@@ -138,10 +147,20 @@ class Node:
             elif number in _signals.FORWARDED_SIGNALS:
                 self._send(_keeper.Forward(number))
             else:
-                again = self.stopped_by is not None
-                self.stopped_by = self.stopped_by or number
-                if self._job is not None:
-                    self._job.stop(signal.Signals(number).name, at_once=again)
+                self._stop(number)
+
+    def _stop(self, number: int) -> None:
+        now = time.monotonic()
+        again = self.stopped_by is not None
+        if self.stopped_by is None:
+            self.stopped_by, self._stopped_at = number, now
+        elif now - self._stopped_at < _signals.ONE_ORDER_S:
+            return
+        if self._job is not None:
+            name = signal.Signals(number).name
+            how = "killing" if again else "stopping"
+            _log.warning("%s: %s the running job%s", name, how, "" if again else " (once more: kill at once)")
+            self._job.stop(name, at_once=again)
 
     def _send(self, message: object) -> None:
         if self._job is not None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import stat
 from dataclasses import dataclass
 
+from . import _machine, _peers
 from ._files import read_own_pickle, write_private
-from ._specs import GroupReport
+from ._specs import GroupReport, Meeting, StopReason
 from ._start import JobStart
 
 _START = "start_"
@@ -102,5 +102,21 @@ class JobFolder:
 
     def refresh(self) -> None:
         """Have names in the folder read from the server, where they may be cached for half a minute (NFS)."""
-        with contextlib.suppress(OSError):
-            os.chmod(self.path, stat.S_IMODE(os.stat(self.path).st_mode))
+        _peers.refresh_names(self.path)
+
+
+def tell_for_keeper(start: JobStart, node: int, report: GroupReport | None) -> None:
+    """Tell a job's other nodes that this one's group has ended, where its keeper could not meet theirs, or was killed.
+
+    Where that cannot be written either, they are left to the silence of this node.
+
+    Args:
+        start: The start of the job.
+        node: Number of this node.
+        report: What its keeper reported; None: nothing, as it was killed.
+    """
+    if not start.meeting or (report is not None and report.hosts):
+        return
+    meeting = Meeting(start.meeting, node, start.group.nnodes)
+    with contextlib.suppress(OSError):
+        _peers.tell_for_keeper(meeting, _machine.host(), report or GroupReport((), StopReason.KEEPER_LOST, None))

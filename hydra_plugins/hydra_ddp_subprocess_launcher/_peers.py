@@ -10,6 +10,7 @@ Keepers import this module, so it imports the standard library only.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import stat
@@ -79,13 +80,10 @@ class Peers:
         self._say("here", host=host)
 
     def _path(self, node: int) -> str:
-        return os.path.join(self._meeting.folder, f"node_{node}.jsonl")
+        return _path(self._meeting.folder, node)
 
     def _say(self, word: str, **facts: object) -> None:
-        line = json.dumps({word: facts}) + "\n"
-        if os.write(self._file, line.encode()) < len(line):
-            raise OSError(f"{self._path(self._meeting.node)} could not be written to its end")
-        os.fsync(self._file)
+        _add_line(self._file, self._path(self._meeting.node), word, **facts)
 
     # What this node tells
 
@@ -95,13 +93,7 @@ class Peers:
             return
         self._failed_here = True
         with self._muted_by_errors():
-            try:
-                first = os.open(os.path.join(self._meeting.folder, _FIRST_FAILURE), _GROWING | os.O_EXCL, 0o600)
-            except FileExistsError:
-                pass
-            else:
-                os.write(first, str(self._meeting.node).encode())
-                os.close(first)
+            _claim_first_failure(self._meeting)
             self._say("failing", **_as_json(report))
 
     def tell_end(self, report: GroupReport) -> None:
@@ -129,10 +121,10 @@ class Peers:
             self._beat_at = now + BEAT_S
             with contextlib.suppress(OSError):
                 os.utime(self._file)
+        # Also of one whose group has ended: while it waits for the others, it may have to give up.
         for node in self._others:
-            if "ended" not in node.said:
-                with contextlib.suppress(OSError):
-                    self._read(node, now)
+            with contextlib.suppress(OSError):
+                self._read(node, now)
 
     def _read(self, node: _Node, now: float) -> None:
         with open(self._path(node.number), "rb") as file:
@@ -144,12 +136,13 @@ class Peers:
         whole = lines.rfind(b"\n") + 1
         node.read += whole
         for line in lines[:whole].splitlines():
-            node.said |= json.loads(line)
+            # One that lacks its end is of a keeper that was killed.
+            with contextlib.suppress(ValueError):
+                node.said |= json.loads(line)
 
     def refresh(self) -> None:
         """Have the folder's names read from the server at the next look."""
-        with contextlib.suppress(OSError):
-            os.chmod(self._meeting.folder, stat.S_IMODE(os.stat(self._meeting.folder).st_mode))
+        refresh_names(self._meeting.folder)
 
     @property
     def missing(self) -> list[str]:
@@ -167,14 +160,20 @@ class Peers:
         return next((node.name for node in self._others if "failing" in node.said), "")
 
     @property
+    def why_failed(self) -> str:
+        """What that one told about it; may be empty."""
+        return next((str(node.said["failing"]["detail"]) for node in self._others if "failing" in node.said), "")
+
+    @property
     def ended_well(self) -> bool:
         """Whether the ranks of another node have all ended by themselves, and none of its failed."""
         return any("ended" in node.said and "failing" not in node.said for node in self._others)
 
     @property
     def unfinished(self) -> list[str]:
-        """Nodes that still have processes of the job, as far as is known."""
-        return [node.name for node in self._others if "ended" not in node.said]
+        """Nodes that came and still have processes of the job, as far as is known."""
+        # Where one has not come, no node has started a rank.
+        return [node.name for node in self._others if "here" in node.said and "ended" not in node.said]
 
     def lost(self, now: float) -> list[str]:
         """Return the nodes that came, have not ended, and have given no sign of life for too long."""
@@ -216,7 +215,8 @@ class Peers:
                 detail = f"{detail}, {where}" if detail else where
             return replace(whole, reason=said.reason, cause=said.cause, detail=detail)
         if len(reports) < len(hosts):
-            return replace(whole, reason=StopReason.NODE_LOST, detail=", ".join(self.unfinished))
+            silent = ", ".join(node.name for node in self._others if "ended" not in node.said)
+            return replace(whole, reason=StopReason.NODE_LOST, detail=silent)
         # One of which every rank had finished may have been ended for what lingered.
         return replace(whole, reason=next((report.reason for report in reports.values() if report.reason), None))
 
@@ -232,6 +232,61 @@ class Peers:
     def close(self) -> None:
         """Give no more signs of life."""
         os.close(self._file)
+
+
+def refresh_names(folder: str) -> None:
+    """Have the names in a folder read from the server, where they may be cached for half a minute (NFS)."""
+    with contextlib.suppress(OSError):
+        # A change of the folder, if only in name, brings the news of all others.
+        os.chmod(folder, stat.S_IMODE(os.stat(folder).st_mode))
+
+
+def tell_for_keeper(meeting: Meeting, host: str, report: GroupReport) -> None:
+    """Tell in the place of a keeper that cannot, such as one that was killed, that its group has failed and ended.
+
+    Args:
+        meeting: Where the others are told.
+        host: Name of this node.
+        report: Why the group has ended.
+
+    Raises:
+        OSError: when the folder cannot be written.
+    """
+    os.makedirs(meeting.folder, exist_ok=True)
+    path = _path(meeting.folder, meeting.node)
+    file = os.open(path, _GROWING, 0o600)
+    try:
+        _claim_first_failure(meeting)
+        # What it was about to write may lack its end.
+        os.write(file, b"\n")
+        _add_line(file, path, "here", host=host)
+        _add_line(file, path, "failing", **_as_json(report))
+        _add_line(file, path, "ended", **_as_json(report))
+    finally:
+        os.close(file)
+
+
+def _path(folder: str, node: int) -> str:
+    return os.path.join(folder, f"node_{node}.jsonl")
+
+
+def _add_line(file: int, path: str, word: str, **facts: object) -> None:
+    line = (json.dumps({word: facts}) + "\n").encode()
+    try:
+        if os.write(file, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(file)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
+
+
+def _claim_first_failure(meeting: Meeting) -> None:
+    try:
+        first = os.open(os.path.join(meeting.folder, _FIRST_FAILURE), _GROWING | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    os.write(first, str(meeting.node).encode())
+    os.close(first)
 
 
 def _as_json(report: GroupReport) -> dict[str, Any]:

@@ -36,6 +36,7 @@ class RunningJob:
         channel: To the keeper.
         tees: One a rank that is shown.
         began: Start of the ranks, monotonic seconds.
+        ranks_run: Whether they have been started, as far as that has to be waited for.
         keeper: The keeper's process; None: it has not answered yet.
         end_by: When the keeper has to be gone after an order to stop, monotonic seconds; None: no order.
         stopped_at: When the keeper was first seen to stand still, monotonic seconds; None: it does not.
@@ -54,6 +55,7 @@ class RunningJob:
     channel: Channel
     tees: list[LogTee]
     began: float = field(default_factory=time.monotonic)
+    ranks_run: bool = False
     keeper: _process.ProcessHandle | None = None
     end_by: float | None = None
     stopped_at: float | None = None
@@ -80,6 +82,7 @@ class RunningJob:
                 lines.append(message.text)
             elif isinstance(message, _keeper.Started):
                 self.keeper = self.keeper or _process.ProcessHandle(message.keeper)
+                self.ranks_run = bool(message.ranks) or not self.start.meeting
                 # Before that it may have waited for other nodes.
                 self.began = time.monotonic()
         if (self.channel.lost or self.report is not None) and self.lost_at is None:
@@ -111,7 +114,8 @@ class RunningJob:
             self._wake_keeper(self.keeper, now)
             limit = self.start.limits.timeout_s
             patience_s = self.start.limits.grace_period_s + _keeper.GIVE_UP_S + _ANSWER_S
-            due = [] if limit is None else [self.began + limit + patience_s]
+            # While it waits for other nodes its time does not run.
+            due = [] if limit is None or not self.ranks_run else [self.began + limit + patience_s]
             if self.end_by is not None:
                 due.append(self.end_by)
             if due and now > min(due):

@@ -30,6 +30,7 @@ from ._journal import read_journal
 from ._ledger import Ledger
 from ._locks import DeviceLocks
 from ._nvml import Nvml
+from ._port import ReservedPort, reserve_port, reserve_port_for_nodes
 from ._records import SweepRecord
 from ._resume import Earlier
 from ._schedule import Pool
@@ -109,6 +110,18 @@ class Sweep:
     def follows(self) -> bool:
         """Whether another node decides what runs, and writes it down."""
         return self.settings.node_rank > 0 and self.footprint is None
+
+    def reserve_port(self) -> ReservedPort:
+        """Reserve a port of this machine for one start of a job.
+
+        Raises:
+            StartError: when there is none.
+        """
+        address, number = self.settings.master_addr, self.settings.master_port
+        if self.settings.nnodes == 1:
+            return reserve_port(address, number)
+        assert address is not None
+        return reserve_port_for_nodes(address, number)
 
     @property
     def has_one_batch(self) -> bool:

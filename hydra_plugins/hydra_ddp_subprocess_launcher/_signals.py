@@ -16,6 +16,9 @@ from pathlib import Path
 # On this signal a rank writes its Python stacks into its log: one that no library is known to use.
 STACKS_SIGNAL = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else None
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()))
+# Seconds within which signals are one order: service managers send SIGTERM and SIGHUP together, and a wrapper passes on
+# the SIGINT that a terminal sends to all.
+ONE_ORDER_S = 0.3
 # Seconds after which an event loop that has not looked at a signal to stop is stuck.
 _STUCK_S = 1.0
 CONTINUED = (signal.SIGCONT,) if hasattr(signal, "SIGCONT") else ()

@@ -109,6 +109,7 @@ class StopReason(Enum):
     LAUNCHER_LOST = "the launching process is gone"
     START_FAILED = "a rank could not be started"
     PREEMPTED = "the cluster wants its nodes back"
+    KEEPER_LOST = "the process that kept it was killed from outside"
     NODE_FAILED = "another node of it failed"
     NODE_LOST = "another node of it is silent"
 

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from ._debug import debug_session
 from ._dry_run import show_batch
 from ._dry_submission import show_submission
+from ._errors import LauncherError
 from ._follower import Follower
 from ._jobs import Batch
 from ._setup import Sweep
@@ -49,6 +50,10 @@ def run_sweep(sweep: Sweep, job_overrides: list[list[str]], initial_job_idx: int
             if error.number == signal.SIGINT:
                 raise
             raise SystemExit(128 + error.number) from None
+    except BaseException as error:
+        if sweep.gathering is not None:
+            sweep.gathering.leave(str(error) if isinstance(error, LauncherError) else type(error).__name__)
+        raise
     finally:
         sweep.spool.clear()
         sweep.spool.record()
