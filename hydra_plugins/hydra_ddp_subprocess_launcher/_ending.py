@@ -19,7 +19,7 @@ from ._setup import Sweep
 _log = logging.getLogger(__name__)
 # Seconds within which signals are one order: service managers send SIGTERM and SIGHUP together, and a wrapper passes on
 # the SIGINT that a terminal sends to all.
-_ONE_ORDER_S = 0.3
+ONE_ORDER_S = 0.3
 # What a batch listens to; to SIGCONT, as a shell may have written onto the board while this process was stopped.
 HEARD = (*_signals.STOP_SIGNALS, *_signals.FORWARDED_SIGNALS, *_signals.CONTINUED)
 
@@ -85,7 +85,7 @@ class Ending:
         if self._stopped_by is None:
             self._stopped_by, self._stopped_at = number, now
             self._progress.stopped(signal.Signals(number).name)
-        elif now - self._stopped_at < _ONE_ORDER_S:
+        elif now - self._stopped_at < ONE_ORDER_S:
             return
         self._line.clear()
         if self._running:
