@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import selectors
 import signal
@@ -23,7 +24,7 @@ from ._describe import describe_start
 from ._ending import HEARD, leave
 from ._errors import JobFailedError, LauncherError, StartError
 from ._logs import LOOK_INTERVAL_S, LogTee, last_lines
-from ._nodes import JobFolder
+from ._nodes import JobEnd, JobFolder
 from ._part import RunPart
 from ._plan import PlannedJob, compose_and_plan
 from ._port import ReservedPort
@@ -69,7 +70,7 @@ class _Job:
         since: When it had that state first, monotonic seconds.
         began: When it was first seen to run, monotonic seconds; None: it was not.
         why: Why it was cancelled here; empty: it was not.
-        cancelled_at: When that was, monotonic seconds.
+        gone_by: When it has to be gone after that, monotonic seconds.
     """
 
     plan: PlannedJob
@@ -81,7 +82,7 @@ class _Job:
     since: float = field(default_factory=time.monotonic)
     began: float | None = None
     why: str = ""
-    cancelled_at: float = 0.0
+    gone_by: float = math.inf
 
 
 class SubmittedBatch:
@@ -103,8 +104,9 @@ class SubmittedBatch:
         self._jobs: dict[int, _Job] = {}
         self._folder = os.path.join(sweep.paths.meetings, uuid.uuid4().hex[:12])
         self._stopped_by: int | None = None
+        self._stopped_at = 0.0
         self._gave_up = False
-        self._asked_at = self._looked_at = 0.0
+        self._asked_at = self._insisted_at = self._looked_at = 0.0
         at_once = self._cluster.max_parallel_jobs or self._cluster.queue.get("array_parallelism") or len(job_overrides)
         self._progress = Progress(sweep, self._overrides, min(int(at_once), len(job_overrides)))
 
@@ -157,16 +159,18 @@ class SubmittedBatch:
         try:
             plan = compose_and_plan(self._sweep, number, overrides)
             self._refuse_shared_directory(plan)
+            waits = not self._adopt(plan) and not self._settle(plan)
         except Exception as error:  # noqa: BLE001  (a config may raise anything; it is this job's failure alone)
             self._finish(number, None, "", None, _results.failed_before_start(error))
             return
-        if not self._adopt(plan) and not self._settle(plan):
+        if waits:
             self._waiting.append(plan)
 
     def _refuse_shared_directory(self, plan: PlannedJob) -> None:
         others = (*self._waiting, *(job.plan for job in self._jobs.values()))
         shared = [other.number for other in others if other.run_dir == plan.run_dir]
-        if shared:
+        # Of one that depends on the id each job has its own.
+        if shared and JOB_ID_TOKEN not in plan.run_dir:
             raise StartError(
                 f"Its run directory {plan.run_dir} is in use by job {shared[0]}. Give each job one of its own "
                 "(hydra.sweep.subdir), as jobs on a cluster may run at the same time."
@@ -185,17 +189,23 @@ class SubmittedBatch:
     def _adopt(self, plan: PlannedJob) -> bool:
         """Wait for a job that an earlier launching process has left on the cluster; return whether it is one."""
         known = plan.known
-        if known is None or not known.job_id or known.state.over or known.config_hash != plan.config_hash:
+        if known is None or not known.job_id or known.state.over:
             return False
-        handle = _cluster.find_job(self._cluster, known.job_id)
-        until = time.monotonic() + _LATE_FILE_S
-        # One that was submitted a moment ago may not be known yet.
-        while (state := _cluster.state_of(handle, ask=True)) == "UNKNOWN" and time.monotonic() < until:
-            time.sleep(_STATE_INTERVAL_S)
-        if _cluster.has_ended(state) or state == "UNKNOWN":
+        state = _cluster.still_there(self._cluster, known)
+        if state and known.config_hash != plan.config_hash:
+            raise StartError(
+                f"It is on the cluster with another config ({known.job_id}, {state}), and would share its run "
+                f"directory with that. {_cluster.how_to_cancel(self._cluster, known.job_id)}, or wait for its end."
+            )
+        folder = JobFolder(known.folder)
+        folder.refresh()
+        # Its end may have come since the journal was read.
+        if known.config_hash != plan.config_hash or (not state and folder.read_end() is None):
             return False
+        state = state or "has just ended"
         _log.info("\t#%d : is on the cluster already (%s, %s): waiting for it", plan.number, known.job_id, state)
-        self._jobs[plan.number] = _Job(plan, JobFolder(known.folder), handle)
+        handle = _cluster.find_job(self._cluster, known.job_id)
+        self._jobs[plan.number] = _Job(plan, folder, handle)
         self._progress.submitted(plan, known.job_id, known.folder)
         return True
 
@@ -285,8 +295,11 @@ class SubmittedBatch:
 
     def _ask(self, now: float) -> None:
         """Ask the cluster for the states of all jobs, and end those that it has ended without a word of their nodes."""
-        ask = now - self._asked_at >= _ASK_AGAIN_S
+        # Submitit has old answers for jobs that have run for long.
+        ask = now - self._insisted_at >= _ASK_AGAIN_S or any(job.why for job in self._jobs.values())
         self._asked_at = now
+        if ask:
+            self._insisted_at = now
         for job in list(self._jobs.values()):
             state = _cluster.state_of(job.handle, ask=ask)
             # One answer is for all of them.
@@ -301,9 +314,7 @@ class SubmittedBatch:
             patience_s = _PREEMPTED_S if state.startswith("PREEMPTED") else _LATE_FILE_S
             if state.startswith(_CUT_OFF):
                 patience_s = _CUT_OFF_S
-            # Where the cluster does not tell, one that was cancelled is taken for ended in the end.
-            over_in_time = now - job.since > patience_s or bool(job.why)
-            if (over and over_in_time) or (job.why and now - job.cancelled_at > _CANCELLED_S):
+            if (over and (now - job.since > patience_s or job.why)) or now > job.gone_by:
                 job.folder.refresh()
                 if job.folder.read_end() is None:
                     self._end(job, self._ended_from_outside(job))
@@ -322,6 +333,9 @@ class SubmittedBatch:
         errors = Path(str(job.handle.paths.stderr))
         if tail := last_lines(str(errors), _SHOWN_LINES):
             lines += ["", f"Last lines of {errors}:", *(f"  {line}" for line in tail), ""]
+        with contextlib.suppress(OSError):
+            # Should the cluster start it again all the same, nobody waits for it any more.
+            job.folder.publish_end(JobEnd(False, lines[0]))
         if advice := _cluster.hint(job.state):
             lines.append(advice)
         if job.start is not None:
@@ -337,13 +351,13 @@ class SubmittedBatch:
                 self._progress.resumed()
             elif self._stopped_by is None:
                 self._stop(number)
-            else:
+            elif time.monotonic() - self._stopped_at >= _signals.ONE_ORDER_S:
                 # Once more: nobody is waited for.
                 self._jobs.clear()
         return self._stopped_by is not None
 
     def _stop(self, number: int) -> None:
-        self._stopped_by = number
+        self._stopped_by, self._stopped_at = number, time.monotonic()
         name = signal.Signals(number).name
         self._progress.stopped(name)
         self._waiting.clear()
@@ -363,8 +377,9 @@ class SubmittedBatch:
 
     def _cancel(self, jobs: list[_Job], why: str) -> None:
         for job in jobs:
-            job.why, job.cancelled_at = why, time.monotonic()
-        _cluster.cancel([job.handle for job in jobs])
+            job.why, job.gone_by = why, time.monotonic() + _CANCELLED_S
+        if wrong := _cluster.cancel([job.handle for job in jobs]):
+            _log.error("The jobs could not be cancelled: %s", wrong)
         # The states are old now.
         self._asked_at = 0.0
 
@@ -384,11 +399,13 @@ class SubmittedBatch:
     def _end(self, job: _Job, verdict: Verdict) -> None:
         self._progress.show(job.tees, last=True)
         del self._jobs[job.plan.number]
-        plan = job.plan
+        plan, job_id = job.plan, str(job.handle.job_id)
+        # Of one that was never started nobody has told it.
+        run_dir = plan.run_dir.replace(JOB_ID_TOKEN, job_id)
         if JOB_ID_TOKEN in str(plan.config.hydra.job.id):
-            _freeze.set_job_id(plan.config, JOB_ID_TOKEN, str(job.handle.job_id), plan.run_dir)
+            _freeze.set_job_id(plan.config, JOB_ID_TOKEN, job_id, run_dir)
         seconds = None if job.began is None else time.monotonic() - job.began
-        self._finish(plan.number, plan.config, plan.run_dir, seconds, verdict)
+        self._finish(plan.number, plan.config, run_dir, seconds, verdict)
 
     def _finish(
         self, number: int, config: DictConfig | None, run_dir: str, seconds: float | None, verdict: Verdict
