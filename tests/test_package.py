@@ -96,6 +96,12 @@ def test_the_scan_is_cheap_and_imports_nothing_heavy() -> None:
     assert set(runs[0][2]) == {*SCANNED - {"__init__"}, "_choices"}
 
 
+def test_a_sweep_without_a_board_does_not_load_rich() -> None:
+    """What the launching process is made of does not import rich, which costs more than all of it."""
+    code = f"import sys\nfrom {package.__name__} import _sweep\nsys.exit('rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_a_scan_after_an_import_makes_no_second_class() -> None:
     """Hydra 1.3 executes an imported module again when it scans: errors and choices are the same ones afterwards."""
     code = (

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from . import _commands
-from ._board import draw_board
 from ._choices import ShowProgress
 from ._describe import Place
 from ._events import (
@@ -216,6 +215,8 @@ class Progress:
     def _paint(self) -> None:
         if self._screen is None or time.monotonic() < self._paint_at:
             return
+        from ._board import draw_board  # It brings rich.
+
         self._paint_at = time.monotonic() + _PAINT_INTERVAL_S
         self._screen.paint(draw_board(self._ledger.record, time.time(), self._screen.size, self._out))
 

@@ -9,9 +9,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
-from rich.cells import cell_len
-from rich.text import Text
-
 from ._terminal import Terminal, descriptor_of
 
 # Lines that can be drawn again after a resize: hardly a screen is higher.
@@ -116,7 +113,7 @@ class Screen:
         if not self._drawn:
             return ""
         columns, lines = self.size
-        if len(self._drawn) >= lines or any(cell_len(_plain(line)) > columns for line in self._drawn):
+        if len(self._drawn) >= lines or any(_width(line) > columns for line in self._drawn):
             # The terminal was made smaller. Whether it breaks long lines then or cuts them off, differs, and so does
             # where the board is now: begin with an empty screen, and the lines that were on it.
             return "\x1b[H\x1b[2J" + "".join(f"{line}\n" for line in self._last_above(columns, lines))
@@ -126,7 +123,7 @@ class Screen:
         room = lines - len(self._board) - 1
         shown: deque[str] = deque()
         for line in reversed(self._above):
-            room -= max(1, -(-cell_len(_plain(line)) // columns))
+            room -= max(1, -(-_width(line) // columns))
             if room < 0:
                 break
             shown.appendleft(line)
@@ -141,8 +138,11 @@ class Screen:
         self._terminal.show(f"{before}{rows}\x1b[J" if rows or before.startswith("\r") else before)
 
 
-def _plain(line: str) -> str:
-    return Text.from_ansi(line).plain if "\x1b" in line else line
+def _width(line: str) -> int:
+    from rich.cells import cell_len  # Not needed without a board.
+    from rich.text import Text
+
+    return cell_len(Text.from_ansi(line).plain if "\x1b" in line else line)
 
 
 def _in_foreground(out: TextIO) -> bool:

@@ -29,6 +29,7 @@ from ._ledger import Ledger
 from ._locks import DeviceLocks
 from ._nvml import Nvml
 from ._records import SweepRecord
+from ._report import prepare_table
 from ._resume import Earlier
 from ._schedule import Pool
 from ._settings import LaunchSettings, read_settings
@@ -174,6 +175,7 @@ def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: Di
     )
     if not sweep.has_one_batch and footprint is None:
         # Nobody tells which batch is the last. Then the sweep is forgotten, or the process ends.
+        prepare_table()
         weakref.finalize(sweep, summary.show, ledger)
     return sweep
 
