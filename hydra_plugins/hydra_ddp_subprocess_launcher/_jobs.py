@@ -70,20 +70,22 @@ class Batch:
             SystemExit: after SIGTERM or SIGHUP, likewise, unless a handler that was there before decides otherwise.
         """
         heard = (*_HEARD, *self._debugging.signals)
-        with _signals.recorded_signals(heard, impatient=True) as arrived, self._progress.shown():
-            with selectors.DefaultSelector() as selector:
-                self._hub = Hub(selector)
-                selector.register(arrived.wakeup, selectors.EVENT_READ)
-                try:
-                    self._run_all(arrived)
-                finally:
-                    self._hub.close()
-                    self._sweep.gate.close()
-            # What came while the last job was looked at, or its spawner ended, counts as well.
-            self._act_on(arrived.take())
+        with self._progress.shown():
+            with _signals.recorded_signals(heard, impatient=True) as arrived:
+                with selectors.DefaultSelector() as selector:
+                    self._hub = Hub(selector)
+                    selector.register(arrived.wakeup, selectors.EVENT_READ)
+                    try:
+                        self._run_all(arrived)
+                    finally:
+                        self._hub.close()
+                        self._sweep.gate.close()
+                # What came while the last job was looked at, or its spawner ended, counts as well.
+                self._act_on(arrived.take())
+            # Nothing runs any more: from here on a signal does what it would do without us, however slow the reader is.
+            self._progress.finish()
         if self._stopped_by is not None:
             self._leave(self._stopped_by)
-        self._progress.finish()
         return [self._returns[number] for number in self._overrides]
 
     def _run_all(self, arrived: _signals.RecordedSignals) -> None:
@@ -128,10 +130,6 @@ class Batch:
             job.stop(signal.Signals(number).name, at_once=again)
 
     def _leave(self, number: int) -> None:
-        count, completed = len(self._overrides), self._progress.completed
-        name = signal.Signals(number).name
-        _log.warning("Stopped by %s: %d of %d jobs did not complete", name, count - completed, count)
-        self._progress.finish()
         handler = signal.getsignal(number)
         if callable(handler):
             handler(number, None)

@@ -34,6 +34,7 @@ from ._resume import Earlier
 from ._schedule import Pool
 from ._settings import LaunchSettings, read_settings
 from ._sources import SourceWatch
+from ._streams import Screens, streams_above
 from ._summary import Summary
 
 _log = logging.getLogger(__name__)
@@ -176,8 +177,16 @@ def prepare_sweep(context: HydraContext, task_function: TaskFunction, config: Di
     if not sweep.has_one_batch and footprint is None:
         # Nobody tells which batch is the last. Then the sweep is forgotten, or the process ends.
         prepare_table()
-        weakref.finalize(sweep, summary.show, ledger)
+        weakref.finalize(sweep, _show_at_the_end, summary, ledger)
     return sweep
+
+
+def _show_at_the_end(summary: Summary, ledger: Ledger) -> None:
+    screens = Screens()
+    if ledger.record.stopped_by:
+        screens.hurry()
+    with streams_above(screens):
+        summary.show(ledger)
 
 
 def _summary(entry: ProgramEntry | FunctionEntry, config: DictConfig, sweep_dir: str) -> Summary:
