@@ -94,8 +94,8 @@ def test_annotations_are_lazy_where_they_can_be(module: str) -> None:
 def test_the_scan_is_cheap_and_imports_nothing_heavy() -> None:
     """Our modules cost every Hydra app some milliseconds, and none of the heavy packages is imported.
 
-    Some 6 ms on a quiet machine, and 14 with submitit's launchers beside ours, as OmegaConf makes a node of each option;
-    to import Hydra takes 85.
+    Some 6 ms on a quiet machine, and 14 with submitit's launchers beside ours, as OmegaConf makes a node of each
+    option; to import Hydra takes 85.
     """
     code = (
         "import json, sys, time\n"
@@ -114,6 +114,12 @@ def test_the_scan_is_cheap_and_imports_nothing_heavy() -> None:
     assert min(cost for cost, _, _ in runs) < 0.35
     assert runs[0][1] == []
     assert set(runs[0][2]) == {*SCANNED - {"__init__"}, "_choices"}
+
+
+def test_a_sweep_without_a_board_does_not_load_rich() -> None:
+    """What the launching process is made of does not import rich, which costs more than all of it."""
+    code = f"import sys\nfrom {package.__name__} import _sweep\nsys.exit('rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_scan_after_an_import_makes_no_second_class() -> None:

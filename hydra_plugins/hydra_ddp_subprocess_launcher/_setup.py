@@ -32,10 +32,12 @@ from ._locks import DeviceLocks
 from ._nvml import Nvml
 from ._port import ReservedPort, reserve_port, reserve_port_for_nodes
 from ._records import SweepRecord
+from ._report import prepare_table
 from ._resume import Earlier
 from ._schedule import Pool
 from ._settings import LaunchSettings, read_settings
 from ._sources import SourceWatch
+from ._streams import Screens, streams_above
 from ._summary import Summary
 
 _log = logging.getLogger(__name__)
@@ -216,7 +218,8 @@ def prepare_sweep(
     )
     if not sweep.has_one_batch and keeps_books:
         # Nobody tells which batch is the last. Then the sweep is forgotten, or the process ends.
-        weakref.finalize(sweep, summary.show, ledger)
+        prepare_table()
+        weakref.finalize(sweep, _show_at_the_end, summary, ledger)
     return sweep
 
 
@@ -237,6 +240,14 @@ def _check_nodes(settings: LaunchSettings, config: DictConfig) -> None:
             f"hydra.launcher.nnodes={settings.nnodes} needs hydra.sweep.dir to be set: each node would find another "
             f"one by {written['dir']!r}. Choose a directory that all nodes see."
         )
+
+
+def _show_at_the_end(summary: Summary, ledger: Ledger) -> None:
+    screens = Screens()
+    if ledger.record.stopped_by:
+        screens.hurry()
+    with streams_above(screens):
+        summary.show(ledger)
 
 
 def _summary(entry: ProgramEntry | FunctionEntry, config: DictConfig, sweep_dir: str) -> Summary:

@@ -117,22 +117,19 @@ class SubmittedBatch:
             KeyboardInterrupt: after Ctrl-C, when the jobs are cancelled or left (`on_interrupt`).
             SystemExit: after SIGTERM or SIGHUP, likewise, unless a handler that was there before decides otherwise.
         """
-        with (
-            _signals.recorded_signals(HEARD, impatient=True) as arrived,
-            self._progress.shown(),
-            selectors.DefaultSelector() as selector,
-        ):
-            selector.register(arrived.wakeup, selectors.EVENT_READ)
-            try:
-                self._run_all(arrived, selector)
-            except BaseException:
-                # Such as a signal that came while the cluster did not answer.
-                if self._cluster.on_interrupt is OnInterrupt.cancel:
-                    _cluster.cancel([job.handle for job in self._jobs.values()])
-                raise
+        with self._progress.shown():
+            with _signals.recorded_signals(HEARD, impatient=True) as arrived, selectors.DefaultSelector() as selector:
+                selector.register(arrived.wakeup, selectors.EVENT_READ)
+                try:
+                    self._run_all(arrived, selector)
+                except BaseException:
+                    # Such as a signal that came while the cluster did not answer.
+                    if self._cluster.on_interrupt is OnInterrupt.cancel:
+                        _cluster.cancel([job.handle for job in self._jobs.values()])
+                    raise
+            self._progress.finish()
         if self._stopped_by is not None:
-            leave(self._stopped_by, len(self._overrides), self._progress)
-        self._progress.finish()
+            leave(self._stopped_by)
         return [self._returns[number] for number in self._overrides]
 
     def _run_all(self, arrived: _signals.RecordedSignals, selector: selectors.BaseSelector) -> None:
