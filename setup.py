@@ -25,11 +25,13 @@ setup(
         "submitit": ["hydra-submitit-launcher>=1.2"],
         "timeline": ["matplotlib>=3.6"],
         "dev": [
+            "accelerate>=1",
             "coverage>=7",
             "hydra-optuna-sweeper>=1.2",
             "hydra-submitit-launcher>=1.2",
             "hydra-zen>=0.13",
             "hypothesis>=6.90",
+            "lightning>=2.4",
             "matplotlib>=3.6",
             "mypy>=1.10",
             "pandas>=2",
@@ -38,6 +40,7 @@ setup(
             "pytest>=8",
             "pytest-timeout>=2.2",
             "ruff>=0.6",
+            "transformers>=4.45",
         ],
     },
     entry_points={

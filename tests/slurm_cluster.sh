@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # A real SLURM with two nodes on one machine, for the tests. For Debian and Ubuntu, as root; without systemd and cgroups.
 #
-#   slurm_cluster.sh install   install the packages with apt-get; starts nothing
+#   slurm_cluster.sh install   install the packages with apt-get; starts nothing, but with systemd they start at the next
+#                              boot, so this is for a machine that is there for tests
 #   slurm_cluster.sh up        start the cluster and wait until its nodes are ready; one that runs well is left alone,
 #                              one that is half dead is replaced
 #   slurm_cluster.sh down      stop what `up` started and remove what it made; jobs and accounting are forgotten

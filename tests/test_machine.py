@@ -19,6 +19,11 @@ MODULE = _machine.__name__
 CORES = f"from {MODULE} import usable_cores; print(usable_cores())"
 
 
+@pytest.fixture(autouse=True)
+def _outside_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_CPUS_ON_NODE", raising=False)
+
+
 def test_usable_cores() -> None:
     """There is at least one core, and no more than the affinity allows."""
     assert 1 <= _machine.usable_cores() <= len(os.sched_getaffinity(0))
@@ -100,3 +105,11 @@ def test_unsupported_systems(monkeypatch: pytest.MonkeyPatch, name: str, support
         patch.setattr("os.name", name)
         reason = _machine.unsupported_reason()
     assert reason is None if supported else "WSL 2" in (reason or "")
+
+
+def test_cores_of_an_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SLURM need not bind a job to its cores: what it says bounds them, and what is no number does not."""
+    all_of_them = _machine.usable_cores()
+    for said, cores in (("1", 1), ("100000", all_of_them), ("", all_of_them), ("4(x2)", all_of_them)):
+        monkeypatch.setenv("SLURM_CPUS_ON_NODE", said)
+        assert _machine.usable_cores() == cores

@@ -4,37 +4,56 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
 from omegaconf import OmegaConf
 
-from hydra_plugins.hydra_ddp_subprocess_launcher.config import DDPSubprocessLauncherConf
+from hydra_plugins.hydra_ddp_subprocess_launcher import config
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_options_table_has_every_option_with_its_default() -> None:
-    """Names, order and defaults of the table are those of the dataclass."""
-    rows = re.findall(r"^\| `(\w+)` \| `([^`]*)` \| \S", README, re.MULTILINE)
-    config = OmegaConf.structured(DDPSubprocessLauncherConf)
+def defaults(conf: type, names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return names and defaults of options as a table has them."""
+    config = OmegaConf.structured(conf)
     expected = []
-    for field in fields(DDPSubprocessLauncherConf):
-        if field.name != "_target_":
-            value = config[field.name]
-            text = "null" if value is None else getattr(value, "value", value)
-            text = f"{text:g}" if isinstance(text, float) else str(text)
-            expected.append((field.name, text.lower() if isinstance(value, bool) else text))
-    assert rows == expected
+    for name in names:
+        value = config[name]
+        text = "null" if value is None else getattr(value, "value", value)
+        text = f"{text:g}" if isinstance(text, float) else str(text)
+        expected.append((name, text.lower() if isinstance(value, bool) else text))
+    return expected
+
+
+def options(conf: type, *without: type) -> list[str]:
+    """Return the options of a launcher, in order, but for those that others have, too."""
+    others = {field.name for other in without for field in fields(other)}
+    return [field.name for field in fields(conf) if field.name not in others and field.name != "_target_"]
+
+
+def test_the_options_tables_have_every_option_with_its_default() -> None:
+    """Names, order and defaults of the tables are those of the dataclasses."""
+    submitit = pytest.importorskip("hydra_plugins.hydra_submitit_launcher.config")
+    slurm, local = config.DDPSubmititSlurmConf, config.DDPSubmititLocalConf
+    queue = (config.DDPOptions, submitit.SlurmQueueConf)
+    expected = [
+        *defaults(config.DDPSubprocessLauncherConf, options(config.DDPSubprocessLauncherConf)),
+        *defaults(slurm, options(slurm, *queue)),
+        *defaults(local, options(local, *queue, slurm)),
+    ]
+    assert re.findall(r"^\| `(\w+)` \| `([^`]*)` \| \S", README, re.MULTILINE) == expected
 
 
 def test_every_option_has_a_comment() -> None:
     """Each field of the dataclass is explained where it stands."""
     lines = (ROOT / "hydra_plugins/hydra_ddp_subprocess_launcher/config.py").read_text(encoding="utf-8").splitlines()
-    options = [field.name for field in fields(DDPSubprocessLauncherConf) if field.name != "_target_"]
-    for name in options:
-        place = next(number for number, line in enumerate(lines) if line.startswith(f"    {name}: "))
+    names = [*options(config.DDPSubprocessLauncherConf), "on_interrupt"]
+    for name in names:
+        place = next(number for number, line in enumerate(lines) if line.lstrip().startswith(f"{name}: "))
         assert lines[place - 1].lstrip().startswith("#"), name
 
 

@@ -6,23 +6,30 @@ import contextlib
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from . import _machine
+from . import _machine, _signals
 from . import config as _config
 from ._choices import OnInterrupt
 from ._errors import OptionError
+from ._records import JobRecord
 from ._settings import LaunchSettings, check_names, choice, count, read_settings, whole
 from .config import DDPOptions, DDPSubprocessLauncherConf
 
 # Of a name and value that submitit's executors take when they are made, not with the other parameters.
 _INIT_OPTIONS = ("submitit_folder", "max_num_timeout")
 _GPUS = re.compile(r"(?:^|,)\s*gpu(?::[^:,(]+)*?(?::(\d+))?(?=[(,\s]|$)")
+# Seconds for a command of SLURM; its own timeouts are shorter.
+_COMMAND_S = 60.0
+# Seconds for accounting to hear of a job.
+_UNKNOWN_S = 15.0
 # As submitit counts them (`InfoWatcher.is_done`), and what SLURM has besides.
 _ALIVE = (
     *("READY", "PENDING", "RUNNING", "UNKNOWN", "REQUEUED", "COMPLETING", "PREEMPTED"),
@@ -192,17 +199,49 @@ def outside_allocation() -> Iterator[None]:
         yield
 
 
-def cancel(jobs: Sequence[Any]) -> None:
-    """Cancel submitit's jobs, those of SLURM by one command."""
-    by_command: dict[str, list[str]] = {}
+def cancel(jobs: Sequence[Any]) -> str:
+    """Cancel submitit's jobs, those of SLURM by one command; return what went wrong, if anything did."""
+    ids = []
     for job in jobs:
         if type(job).__name__ == "SlurmJob":
-            by_command.setdefault(job._cancel_command, []).append(job.job_id)
-        else:
+            ids.append(job.job_id)
+        elif job._process is not None:
             job.cancel(check=False)
-    for command, ids in by_command.items():
-        with contextlib.suppress(OSError):
-            subprocess.run([command, *ids], check=False, capture_output=True)
+        elif _is_controller(job):
+            # Another process started it. As submitit's own `cancel`.
+            _signals.send_signal([int(job.job_id)], signal.SIGINT)
+    return _command("scancel", *ids)[1] if ids else ""
+
+
+def _command(*argv: str) -> tuple[str, str]:
+    """Return what a command of SLURM has printed, and what went wrong, if anything did."""
+    try:
+        ran = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=_COMMAND_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", str(error)
+    return ran.stdout, (ran.stderr.strip() or f"{argv[0]}: exit code {ran.returncode}") if ran.returncode else ""
+
+
+def _is_controller(job: Any) -> bool:
+    """Return whether a local job of another process still has its process, and not another one has its number."""
+    try:
+        words = Path(f"/proc/{job.job_id}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return not Path("/proc/self").exists() and _machine.is_running(int(job.job_id))
+    # One that is a zombie has no words any more.
+    return b"submitit.local._local" in words
+
+
+def still_there(cluster: Cluster, record: JobRecord) -> str:
+    """Return the state of a job that an earlier launching process has submitted, if it has not ended; else empty."""
+    if not record.job_id or record.state.over:
+        return ""
+    job = find_job(cluster, record.job_id)
+    until = time.monotonic() + _UNKNOWN_S
+    # One that was submitted a moment ago may not be known yet.
+    while (state := state_of(job, ask=True)) == "UNKNOWN" and time.monotonic() < until:
+        time.sleep(1.0)
+    return "" if has_ended(state) or state == "UNKNOWN" else state
 
 
 def find_job(cluster: Cluster, job_id: str) -> Any:
@@ -223,15 +262,29 @@ def state_of(job: Any, *, ask: bool = False) -> str:
     """
     if type(job).__name__ == "LocalJob" and job._process is None:
         # Another process started it; its id is its pid.
-        return "RUNNING" if _machine.is_running(int(job.job_id)) else "FINISHED"
+        return "RUNNING" if _is_controller(job) else "FINISHED"
     if type(job).__name__ == "LocalJob":
         return str(job.state)
-    return str(job.watcher.get_state(job.job_id, mode="force" if ask else "standard"))
+    state = str(job.watcher.get_state(job.job_id, mode="force" if ask else "standard"))
+    if not has_ended(state) and not state.startswith("PREEMPTED"):
+        return state
+    # Accounting tells of each run of a job. Whether it is queued again after this one, the controller knows.
+    queued = [word for word in _command("squeue", "-h", "-j", job.job_id, "-o", "%T")[0].split() if not has_ended(word)]
+    if not queued or queued[0].startswith("COMPLETING"):
+        return state
+    job.watcher._finished.discard(job.job_id)
+    return queued[0]
 
 
 def has_ended(state: str) -> bool:
     """Return whether the cluster will not run a job any more, by its state; not so for PREEMPTED, which may follow."""
     return not any(state.startswith(word) for word in _ALIVE)
+
+
+def how_to_cancel(cluster: Cluster, job_id: str) -> str:
+    """Return a sentence, without its end, on how to cancel a job."""
+    command = "scancel" if cluster.executor == "slurm" else "kill -INT"
+    return f"Cancel it with `{command} {job_id}`"
 
 
 def hint(state: str) -> str:

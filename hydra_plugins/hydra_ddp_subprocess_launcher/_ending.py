@@ -92,19 +92,15 @@ class Ending:
         for job in self._running.values():
             job.stop(signal.Signals(number).name, at_once=again)
 
-    def leave_if_stopped(self, jobs: int) -> None:
+    def leave_if_stopped(self) -> None:
         """End this process as the signal asks that has stopped the batch, if one has.
-
-        Args:
-            jobs: How many there are in the batch.
 
         Raises:
             KeyboardInterrupt: after Ctrl-C.
             SystemExit: after SIGTERM or SIGHUP, unless a handler that was there before decides otherwise.
         """
-        if self._stopped_by is None:
-            return
-        leave(self._stopped_by, jobs, self._progress)
+        if self._stopped_by is not None:
+            leave(self._stopped_by)
 
     # Failures
 
@@ -127,21 +123,16 @@ class Ending:
         return _results.skipped(f"{failures} failed before it (max_failures={self._sweep.settings.max_failures})")
 
 
-def leave(number: int, jobs: int, progress: Progress) -> NoReturn:
+def leave(number: int) -> NoReturn:
     """End this process as a signal asks that has stopped a batch.
 
     Args:
         number: The signal.
-        jobs: How many jobs there are in the batch.
-        progress: Shows the batch.
 
     Raises:
         KeyboardInterrupt: after Ctrl-C.
         SystemExit: after SIGTERM or SIGHUP, unless a handler that was there before decides otherwise.
     """
-    name = signal.Signals(number).name
-    _log.warning("Stopped by %s: %d of %d jobs did not complete", name, jobs - progress.completed, jobs)
-    progress.finish()
     handler = signal.getsignal(number)
     if callable(handler):
         handler(number, None)

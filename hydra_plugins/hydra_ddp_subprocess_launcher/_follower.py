@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 from dataclasses import replace
 
 from hydra.core.utils import JobReturn
 
 from . import _environment, _machine, _results
+from ._ending import leave
 from ._entry import rank_command
 from ._errors import JobFailedError, LauncherError, StartError
 from ._gathering import Gathering
@@ -62,10 +62,7 @@ class Follower:
         finally:
             self._sweep.gate.close()
         if self._node.stopped_by is not None:
-            handler = signal.getsignal(self._node.stopped_by)
-            if callable(handler):
-                handler(self._node.stopped_by, None)
-            raise SystemExit(128 + self._node.stopped_by)
+            leave(self._node.stopped_by)
         return returns
 
     def _follow(self, number: int, overrides: tuple[str, ...]) -> Verdict:

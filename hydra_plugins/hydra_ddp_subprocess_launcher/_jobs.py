@@ -67,20 +67,22 @@ class Batch:
             SystemExit: after SIGTERM or SIGHUP, likewise, unless a handler that was there before decides otherwise.
         """
         heard = (*HEARD, *self._debugging.signals)
-        with _signals.recorded_signals(heard, impatient=True) as arrived, self._progress.shown():
-            with selectors.DefaultSelector() as selector:
-                self._hub = Hub(selector)
-                self._ending = Ending(self._sweep, self._debugging, self._line, self._hub.running, self._progress)
-                selector.register(arrived.wakeup, selectors.EVENT_READ)
-                try:
-                    self._run_all(arrived)
-                finally:
-                    self._hub.close()
-                    self._sweep.gate.close()
-            # What came while the last job was looked at, or its spawner ended, counts as well.
-            self._ending.act_on(arrived.take())
-        self._ending.leave_if_stopped(len(self._overrides))
-        self._progress.finish()
+        with self._progress.shown():
+            with _signals.recorded_signals(heard, impatient=True) as arrived:
+                with selectors.DefaultSelector() as selector:
+                    self._hub = Hub(selector)
+                    self._ending = Ending(self._sweep, self._debugging, self._line, self._hub.running, self._progress)
+                    selector.register(arrived.wakeup, selectors.EVENT_READ)
+                    try:
+                        self._run_all(arrived)
+                    finally:
+                        self._hub.close()
+                        self._sweep.gate.close()
+                # What came while the last job was looked at, or its spawner ended, counts as well.
+                self._ending.act_on(arrived.take())
+            # Nothing runs any more: from here on a signal does what it would do without us, however slow the reader is.
+            self._progress.finish()
+        self._ending.leave_if_stopped()
         return [self._returns[number] for number in self._overrides]
 
     def _run_all(self, arrived: _signals.RecordedSignals) -> None:

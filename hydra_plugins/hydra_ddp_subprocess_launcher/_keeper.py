@@ -30,6 +30,8 @@ GIVE_UP_S = 60.0
 # Seconds between two looks at the other nodes, and until a line says which of them has not come.
 _GATHER_INTERVAL_S = 0.1
 _MISSING_NOTE_S = 10.0
+# Seconds within which a signal that comes here and one that is to be forwarded are one, sent to all processes of a job.
+_ONE_SIGNAL_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,7 @@ class _Group:
         self._hurried = False
         self._look_at = 0.0
         self._preempted = False
+        self._heard_at: dict[int, float] = {}
 
     def run(self) -> GroupReport:
         self._tell(Started(os.getpid(), ()))
@@ -297,8 +300,9 @@ class _Group:
                     self._look_for_outcomes()
                     self._rules.signalled(signal.Signals(number).name, time.monotonic())
                 elif number in self._spec.ignored:
-                    # A cluster sends it to all processes of a job. The ranks may have it already.
-                    self._preempt(number)
+                    self._preempt(number, sent=True)
+                else:
+                    self._heard_at[number] = time.monotonic()
         if "launcher" in events:
             self._obey(self._channel.receive())
             self._channel.flush()
@@ -325,17 +329,21 @@ class _Group:
                 self._rules.stop_ordered(time.monotonic(), at_once=message.at_once, detail=message.detail)
             elif isinstance(message, Forward):
                 wanted = self._rules.running if message.rank is None else [message.rank]
-                _signals.send_signal(self._pids_of(wanted), message.signal)
+                # Where this process has it, too, somebody sent it to all, as a cluster does.
+                if time.monotonic() - self._heard_at.get(message.signal, -math.inf) > _ONE_SIGNAL_S:
+                    _signals.send_signal(self._pids_of(wanted), message.signal)
             elif isinstance(message, Preempt):
-                self._preempt(message.signal)
+                self._preempt(message.signal, sent=False)
 
-    def _preempt(self, number: int) -> None:
+    def _preempt(self, number: int, *, sent: bool) -> None:
+        """Have the group ended for a signal of the cluster, which has sent it to the ranks itself if `sent`."""
         if self._preempted:
             return
         self._preempted = True
         running = self._pids_of(self._rules.running)
         heard = _process.topmost(running, lambda pid: _signals.handles(pid, number))
-        _signals.send_signal(heard, number)
+        if not sent:
+            _signals.send_signal(heard, number)
         self._look_for_outcomes()
         self._rules.preempted(signal.Signals(number).name, time.monotonic(), warned=bool(heard))
 

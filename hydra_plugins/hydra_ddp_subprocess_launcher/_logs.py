@@ -170,8 +170,11 @@ class LogView:
                 self._terminal.show(tee.read(self._share))
 
     def _show_last(self, tee: LogTee) -> bool:
-        """Show the rest of a log; return whether that was possible."""
-        while self._terminal.drain():
+        """Show the rest of a log; return whether that was possible.
+
+        What is said of the job comes after it, so that it is queued as long as that is not too much.
+        """
+        while self._terminal.has_room():
             text = tee.read(last=True)
             if not text:
                 return True
@@ -192,9 +195,9 @@ class LogView:
                 time.sleep(DRAIN_INTERVAL_S)
             else:
                 give_up_at = time.monotonic() + within_s
-        all_taken = not self._left
+        all_queued = not self._left
         self._left.clear()
-        return all_taken
+        return self._terminal.finish(within_s) and all_queued
 
     def due_s(self, otherwise: float) -> float:
         """Return in how many seconds to look again; `otherwise` if nothing is left from this round."""

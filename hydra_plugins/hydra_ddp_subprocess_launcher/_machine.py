@@ -17,12 +17,14 @@ def unsupported_reason() -> str | None:
 
 
 def usable_cores() -> int:
-    """Return the processor cores this process may use, by affinity and cgroup quota; at least 1."""
+    """Return the processor cores this process may use, by affinity, cgroup quota and SLURM's word; at least 1."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:
         cores = os.cpu_count() or 1
-    return max(1, min(cores, _cgroup_cores() or cores))
+    # Not every SLURM binds a job to the cores that it has.
+    allocated = os.environ.get("SLURM_CPUS_ON_NODE", "")
+    return max(1, min(cores, _cgroup_cores() or cores, int(allocated) if allocated.isdecimal() else cores))
 
 
 def _cgroup_cores() -> int | None:

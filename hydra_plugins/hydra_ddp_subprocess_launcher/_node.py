@@ -83,6 +83,13 @@ class Node:
             self.pause()
         return False
 
+    def is_stopped_within(self, seconds: float) -> bool:
+        """Wait for so long for a signal that stops this node, and return whether there is one."""
+        until = time.monotonic() + seconds
+        while not self.stopping and time.monotonic() < until:
+            self.pause()
+        return self.stopping
+
     def pause(self) -> None:
         """Wait for a moment, or for a signal."""
         self._hub.wait(_FILES_INTERVAL_S)

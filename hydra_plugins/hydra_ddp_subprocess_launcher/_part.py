@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from . import _environment, _files, _machine
+from . import _environment, _files, _machine, _signals
 from ._errors import JobFailedError, LauncherError, StartError
 from ._gathering import Gathering
 from ._node import Node
 from ._nodes import JobEnd, JobFolder
 from ._port import ReservedPort, check_other_node, reserve_port, reserve_port_for_nodes
 from ._results import has_completed, read_outcomes
+from ._specs import GroupReport, StopReason
 from ._start import Attempt, JobStart, Place, write_facts
 from ._submission import SubmittedJob
 
@@ -24,6 +25,10 @@ _log = logging.getLogger(__name__)
 # Seconds for which a part that was told to stop waits for the cluster to kill it, or to tell what comes next. One that
 # left earlier would look as if it had ended by itself, and would not be queued again.
 _AFTERMATH_S = 300.0
+# Likewise where no cluster follows up: submitit's local executor.
+_AFTERMATH_LOCAL_S = 2.0
+# Seconds between a signal to the processes on one node and the same one to those on another, at most.
+_SKEW_S = 5.0
 
 
 class RunPart:
@@ -59,6 +64,11 @@ class RunPart:
             )
         # Alike on all nodes, and another one whenever the job is started again.
         generation = f"{self._requeued}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+        end = JobFolder(job.folder).read_end()
+        if end is not None:
+            # Nobody waits for this run of it, and another one may have its run directory by now.
+            _log.info("The job is over already: %s. It is not run again", end.cause or "it completed")
+            return _as_told(end)
         return _Part(job.settled(environment.job_id), environment, hosts, generation).run()
 
     def checkpoint(self, job: SubmittedJob) -> Any:
@@ -66,6 +76,12 @@ class RunPart:
         import submitit
 
         return submitit.helpers.DelayedSubmission(RunPart(self._requeued + 1), job)
+
+
+def _as_told(end: JobEnd) -> str:
+    if not end.completed:
+        raise JobFailedError(f"The job failed ({end.cause or 'see the logs of its ranks'}).")
+    return "completed"
 
 
 def _log_to_stderr() -> None:
@@ -86,6 +102,7 @@ class _Part:
         self._generation = generation
         self._folder = JobFolder(job.folder)
         self._preempted_by = int(environment._usr_sig())
+        self._aftermath_s = _AFTERMATH_S if environment.name() == "slurm" else _AFTERMATH_LOCAL_S
         number, nnodes = environment.node, job.start.group.nnodes
         gathering = Gathering(os.path.join(job.folder, f"parts_{generation}"), number, nnodes) if nnodes > 1 else None
         self._node = Node(number, gathering, self._preempted_by)
@@ -110,9 +127,7 @@ class _Part:
         if end is None:
             self._leave()
         assert end is not None
-        if not end.completed:
-            raise JobFailedError(f"The job failed ({end.cause or 'see the logs of its ranks'}).")
-        return "completed"
+        return _as_told(end)
 
     def _lead(self) -> JobEnd | None:
         """Start the job, again if it may be, and return how it ended; None: it was stopped from outside."""
@@ -126,7 +141,7 @@ class _Part:
             running = self._node.run_group(start, self._base, Place((), port), attempt)
             outcomes = read_outcomes(start)
             completed = running.report is not None and has_completed(running.report, outcomes)
-            if self._node.stopping and not completed:
+            if not completed and (self._node.stopping or self._is_being_stopped(running.report)):
                 return None
             again = running.next_attempt(completed, own_port=job.master_port is None)
             if again is None:
@@ -135,6 +150,15 @@ class _Part:
                 return end
             _log.info("%s", again.why)
             attempt, nth = again, nth + 1
+
+    def _is_being_stopped(self, report: GroupReport | None) -> bool:
+        """Return whether a signal that has ended ranks elsewhere comes to this process, too."""
+        if report is None:
+            return False
+        by_signal = report.reason in (StopReason.SIGNALLED, StopReason.PREEMPTED)
+        fatal = [-number for number in (*_signals.STOP_SIGNALS, self._preempted_by)]
+        by_signal |= any(ended.code in fatal and not ended.stopped for ended in report.exits)
+        return by_signal and self._node.is_stopped_within(_SKEW_S)
 
     def _reserve_port(self) -> ReservedPort:
         job = self._job
@@ -190,7 +214,7 @@ class _Part:
             SystemExit: in the end.
         """
         # Some clusters say SIGTERM first, and then why.
-        until = time.monotonic() + _AFTERMATH_S
+        until = time.monotonic() + self._aftermath_s
         with self._node.listening():
             while not self._node.preempted and time.monotonic() < until and self._folder.read_end() is None:
                 self._node.pause()

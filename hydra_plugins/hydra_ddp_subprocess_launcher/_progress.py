@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from . import _commands
-from ._board import draw_board
 from ._choices import ShowProgress
 from ._events import (
     JobEnded,
@@ -26,23 +25,20 @@ from ._events import (
     short_text,
 )
 from ._files import JobPaths
-from ._logs import LogTee, LogView
+from ._logs import LOOK_INTERVAL_S, LogTee, LogView
 from ._plan import PlannedJob
 from ._records import JobState
 from ._report import duration, override_line, shown
 from ._results import Verdict
 from ._resume import Decision
-from ._screen import PATIENCE_S, Screen
 from ._setup import Sweep
 from ._start import Attempt, Place
-from ._streams import may_be, streams_above
-from ._terminal import Terminal, descriptor_of, is_terminal
+from ._streams import Screens, streams_above
+from ._terminal import descriptor_of, is_terminal
 
 _log = logging.getLogger(__name__)
 # Seconds between two boards.
 _PAINT_INTERVAL_S = 0.25
-# Seconds for which the reader of a pipe may read nothing before it is given up at the end.
-_PIPE_PATIENCE_S = 30.0
 
 
 class Progress:
@@ -61,29 +57,19 @@ class Progress:
         self._at_once = at_once
         self._style = _style(sweep.settings.progress)
         self._out = sys.stderr
-        self._screen = Screen(self._out) if self._style is ShowProgress.rich else None
-        shared = self._screen is not None and may_be(sys.stdout, self._out)
-        self._view = LogView(self._screen if self._screen is not None and shared else Terminal(sys.stdout))
+        self._screens = Screens(self._out if self._style is ShowProgress.rich else None)
+        self._board = self._screens.board
+        self._view = LogView(self._screens.of(sys.stdout))
         self._paint_at = 0.0
+        self._stopped_by = ""
         jobs = tuple(tuple(one) for one in overrides.values())
         self._ledger.note(JobsAdded(time.time(), next(iter(overrides), 0), jobs, at_once, sweep.task))
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Show the board, if there is one, while the block runs."""
-        if self._screen is None:
+        """Show the board, if there is one, while the block runs, and let nobody wait for who reads what is shown."""
+        with streams_above(self._screens):
             yield
-            all_shown = self._view.finish(_PIPE_PATIENCE_S)
-        else:
-            all_shown = False
-            try:
-                with streams_above(self._screen, self._out):
-                    yield
-                    all_shown = self._view.finish(PATIENCE_S)
-            finally:
-                all_shown &= self._screen.close()
-        if not all_shown:
-            _log.warning("\nNobody read what was shown here for long: the rest of it is in the logs of the ranks alone")
 
     # What happens
 
@@ -158,12 +144,6 @@ class Progress:
         rank = verdict.rank or 0
         return [f"Repeat rank {rank}: {_commands.repeat_line(self._sweep.paths.sweep_dir, number, rank)}"]
 
-    @property
-    def completed(self) -> int:
-        """How many of the batch's jobs have completed, in earlier runs or in this one."""
-        jobs = self._ledger.record.jobs
-        return sum(jobs[number].state is JobState.COMPLETED for number in self._overrides)
-
     def stopped(self, name: str) -> None:
         """Take note that a signal has stopped the sweep.
 
@@ -171,9 +151,18 @@ class Progress:
             name: Of the signal.
         """
         self._ledger.note(SweepStopped(time.time(), name))
+        self._stopped_by = name
+        self._screens.hurry()
 
     def finish(self) -> None:
-        """Show the table of the jobs that are over, unless more batches follow."""
+        """Show what is left of the ranks' output, and the table of jobs that are over, unless more batches follow."""
+        if not self._view.finish(self._screens.patience_s):
+            _log.warning("\nNobody read what was shown here for long: the rest of it is in the logs of the ranks alone")
+            self._screens.hurry()
+        if self._stopped_by:
+            jobs = [self._ledger.record.jobs[number] for number in self._overrides]
+            left = sum(job.state is not JobState.COMPLETED for job in jobs)
+            _log.warning("Stopped by %s: %d of %d jobs did not complete", self._stopped_by, left, len(jobs))
         self._ledger.settle(last=True)
         sweep = self._sweep
         if sweep.has_one_batch:
@@ -190,13 +179,13 @@ class Progress:
         """
         chosen, debug = self._sweep.settings.tee_ranks, self._sweep.settings.debug
         alone = self._at_once == 1
-        if self._screen is not None and chosen == (0,) and not alone:
+        if self._board is not None and chosen == (0,) and not alone:
             return []  # Its last line is on the board.
         # Rank 0 that has the terminal shows itself.
         ranks = [rank for rank in range(debug, plan.world_size) if chosen is None or rank in chosen]
         bare = alone and len(ranks) == 1 and not debug
         prefixes = ["" if bare else f"[job {plan.number} rank {rank}] " for rank in ranks]
-        raw = bare and self._screen is None
+        raw = bare and self._board is None
         return [LogTee(paths.log(rank), prefix, raw=raw) for rank, prefix in zip(ranks, prefixes, strict=True)]
 
     def begin_round(self) -> None:
@@ -217,20 +206,24 @@ class Progress:
     def due_s(self, otherwise: float) -> float:
         """Return in how many seconds to look again; `otherwise` if there is no reason here."""
         due = self._view.due_s(otherwise)
-        return due if self._screen is None else min(due, max(0.0, self._paint_at - time.monotonic()))
+        if not self._screens.drain():
+            due = min(due, LOOK_INTERVAL_S)
+        return due if self._board is None else min(due, max(0.0, self._paint_at - time.monotonic()))
 
     # The board
 
     def resumed(self) -> None:
         """Take note that a shell has continued this process."""
-        if self._screen is not None:
-            self._screen.forget()
+        if self._board is not None:
+            self._board.forget()
 
     def _paint(self) -> None:
-        if self._screen is None or time.monotonic() < self._paint_at:
+        if self._board is None or time.monotonic() < self._paint_at:
             return
+        from ._board import draw_board  # It brings rich.
+
         self._paint_at = time.monotonic() + _PAINT_INTERVAL_S
-        self._screen.paint(draw_board(self._ledger.record, time.time(), self._screen.size, self._out))
+        self._board.paint(draw_board(self._ledger.record, time.time(), self._board.size, self._out))
 
 
 def _style(chosen: ShowProgress) -> ShowProgress:

@@ -39,6 +39,14 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def prepare_table() -> None:
+    """Load now what a table needs, where it is shown as the process ends.
+
+    After a Ctrl-C, Python would forget what it ends of when a module with dataclasses is imported then.
+    """
+    results_table(())
+
+
 def results_table(jobs: Sequence[JobRecord]) -> str:
     """Return a table with one row a job. Columns in which nothing would stand are left out.
 

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from . import __version__, _commands, _environment, _machine, _pickling
 from ._claim import Claim
-from ._cluster import Cluster, read_cluster
+from ._cluster import Cluster, how_to_cancel, read_cluster, still_there
 from ._devices import DeviceGate, find_devices, name_devices
 from ._entry import FunctionEntry, ProgramEntry, find_entry
 from ._errors import OptionError, StartError
@@ -32,10 +32,12 @@ from ._locks import DeviceLocks
 from ._nvml import Nvml
 from ._port import ReservedPort, reserve_port, reserve_port_for_nodes
 from ._records import SweepRecord
+from ._report import prepare_table
 from ._resume import Earlier
 from ._schedule import Pool
 from ._settings import LaunchSettings, read_settings
 from ._sources import SourceWatch
+from ._streams import Screens, streams_above
 from ._summary import Summary
 
 _log = logging.getLogger(__name__)
@@ -178,7 +180,7 @@ def prepare_sweep(
     footprint = Footprint.look(paths.sweep_dir) if settings.dry_run else None
     # Of several nodes the first one keeps the books.
     keeps_books = footprint is None and settings.node_rank == 0
-    claim = _take_directory(paths, keep=settings.resume is not None) if keeps_books else None
+    claim = _take_directory(paths, settings, cluster) if keeps_books else None
     record = _read_earlier(paths) if settings.resume is not None and keeps_books else None
     earlier = Earlier(record, settings.resume) if record is not None and settings.resume is not None else None
     ledger = Ledger(paths if keeps_books else None, record)
@@ -216,7 +218,8 @@ def prepare_sweep(
     )
     if not sweep.has_one_batch and keeps_books:
         # Nobody tells which batch is the last. Then the sweep is forgotten, or the process ends.
-        weakref.finalize(sweep, summary.show, ledger)
+        prepare_table()
+        weakref.finalize(sweep, _show_at_the_end, summary, ledger)
     return sweep
 
 
@@ -237,6 +240,14 @@ def _check_nodes(settings: LaunchSettings, config: DictConfig) -> None:
             f"hydra.launcher.nnodes={settings.nnodes} needs hydra.sweep.dir to be set: each node would find another "
             f"one by {written['dir']!r}. Choose a directory that all nodes see."
         )
+
+
+def _show_at_the_end(summary: Summary, ledger: Ledger) -> None:
+    screens = Screens()
+    if ledger.record.stopped_by:
+        screens.hurry()
+    with streams_above(screens):
+        summary.show(ledger)
 
 
 def _summary(entry: ProgramEntry | FunctionEntry, config: DictConfig, sweep_dir: str, nnodes: int) -> Summary:
@@ -275,12 +286,15 @@ def _read_earlier(paths: SweepPaths) -> SweepRecord | None:
     return record
 
 
-def _take_directory(paths: SweepPaths, *, keep: bool) -> Claim:
+def _take_directory(paths: SweepPaths, settings: LaunchSettings, cluster: Cluster | None) -> Claim:
     """Claim the sweep directory, and move aside what an earlier sweep has recorded there, unless it is to be kept."""
     try:
         os.makedirs(paths.folder, exist_ok=True)
         claim = Claim(paths.claim)
+        keep = settings.resume is not None
         recorded = [path for path in (paths.journal, paths.results) if os.path.exists(path) and not keep]
+        if cluster is not None and paths.journal in recorded:
+            _refuse_jobs_on_cluster(read_journal(paths.journal), cluster, paths.sweep_dir)
         aside = move_aside(paths.folder, recorded)
     except OSError as error:
         why = error.strerror or str(error)
@@ -289,6 +303,17 @@ def _take_directory(paths: SweepPaths, *, keep: bool) -> Claim:
     if aside is not None:
         _log.info("What an earlier sweep recorded in this directory is now in %s", aside)
     return claim
+
+
+def _refuse_jobs_on_cluster(record: SweepRecord, cluster: Cluster, sweep_dir: str) -> None:
+    """Refuse a sweep whose jobs could share run directories with those that an earlier launching process has left."""
+    for job in [*record.past, *record.touched()]:
+        if state := still_there(cluster, job):
+            raise StartError(
+                f"Job {job.number} of an earlier run of the sweep {sweep_dir} is still on the cluster ({job.job_id}, "
+                f"{state}). With hydra.launcher.resume=unfinished this run waits for it. "
+                f"{how_to_cancel(cluster, job.job_id)}, or choose another hydra.sweep.dir, to begin anew."
+            )
 
 
 def _beginning(settings: LaunchSettings, sweep_dir: str) -> SweepBegan:

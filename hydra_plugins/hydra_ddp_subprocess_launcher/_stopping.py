@@ -71,7 +71,9 @@ def _what_happens(sight: Sight, *, now: bool) -> str:
     jobs = "no job runs" if not running else f"{running} running job{'s' * (running > 1)}"
     grace = record.began.grace_period_s if record.began is not None else None
     patience = "hydra.launcher.grace_period_s" if grace is None else f"{grace:g} s (hydra.launcher.grace_period_s)"
-    if running:
+    if any(job.job_id for job in record.jobs.values()):
+        jobs = "its jobs on the cluster are cancelled, or left there (hydra.launcher.on_interrupt)"
+    elif running:
         jobs += " will be killed at once" if now else f" will get SIGTERM, and SIGKILL after {patience}"
     return f"Sending SIGTERM to process {holder.pid}: {jobs}; no other job will start.\n"
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
 import selectors
 import signal
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from ._describe import describe_start
 from ._ending import HEARD, leave
 from ._errors import JobFailedError, LauncherError, StartError
 from ._logs import LOOK_INTERVAL_S, LogTee, last_lines
-from ._nodes import JobFolder
+from ._nodes import JobEnd, JobFolder
 from ._part import RunPart
 from ._plan import PlannedJob, compose_and_plan
 from ._port import ReservedPort
@@ -33,8 +36,10 @@ from ._start import JobStart, Place
 from ._submission import SubmittedJob
 
 _log = logging.getLogger(__name__)
-# Seconds between two looks at the files of all jobs, and between two questions for their states.
+# Seconds between two looks at the files of all jobs, at least and for each of them, as a file server has other users;
+# and between two questions for their states.
 _FILES_INTERVAL_S = 0.5
+_FILES_INTERVAL_PER_JOB_S = 0.02
 _STATE_INTERVAL_S = 1.0
 # Seconds after which the cluster is asked although submitit would not do so yet: it waits for up to ten minutes.
 _ASK_AGAIN_S = 60.0
@@ -65,6 +70,7 @@ class _Job:
         since: When it had that state first, monotonic seconds.
         began: When it was first seen to run, monotonic seconds; None: it was not.
         why: Why it was cancelled here; empty: it was not.
+        gone_by: When it has to be gone after that, monotonic seconds.
     """
 
     plan: PlannedJob
@@ -76,6 +82,7 @@ class _Job:
     since: float = field(default_factory=time.monotonic)
     began: float | None = None
     why: str = ""
+    gone_by: float = math.inf
 
 
 class SubmittedBatch:
@@ -97,8 +104,9 @@ class SubmittedBatch:
         self._jobs: dict[int, _Job] = {}
         self._folder = os.path.join(sweep.paths.meetings, uuid.uuid4().hex[:12])
         self._stopped_by: int | None = None
+        self._stopped_at = 0.0
         self._gave_up = False
-        self._asked_at = self._looked_at = 0.0
+        self._asked_at = self._insisted_at = self._looked_at = 0.0
         at_once = self._cluster.max_parallel_jobs or self._cluster.queue.get("array_parallelism") or len(job_overrides)
         self._progress = Progress(sweep, self._overrides, min(int(at_once), len(job_overrides)))
 
@@ -109,27 +117,33 @@ class SubmittedBatch:
             KeyboardInterrupt: after Ctrl-C, when the jobs are cancelled or left (`on_interrupt`).
             SystemExit: after SIGTERM or SIGHUP, likewise, unless a handler that was there before decides otherwise.
         """
-        with (
-            _signals.recorded_signals(HEARD, impatient=True) as arrived,
-            self._progress.shown(),
-            selectors.DefaultSelector() as selector,
-        ):
-            selector.register(arrived.wakeup, selectors.EVENT_READ)
-            for number in self._overrides:
-                self._plan(number)
-                if self._obey(arrived.take()):
-                    break
-            while self._waiting or self._jobs:
-                self._submit()
-                self._look()
-                selector.select(self._progress.due_s(LOOK_INTERVAL_S if self._tees else _FILES_INTERVAL_S))
-                self._obey(arrived.take())
-                if self._stopped_by is not None and self._cluster.on_interrupt is OnInterrupt.leave:
-                    break
+        with self._progress.shown():
+            with _signals.recorded_signals(HEARD, impatient=True) as arrived, selectors.DefaultSelector() as selector:
+                selector.register(arrived.wakeup, selectors.EVENT_READ)
+                try:
+                    self._run_all(arrived, selector)
+                except BaseException:
+                    # Such as a signal that came while the cluster did not answer.
+                    if self._cluster.on_interrupt is OnInterrupt.cancel:
+                        _cluster.cancel([job.handle for job in self._jobs.values()])
+                    raise
+            self._progress.finish()
         if self._stopped_by is not None:
-            leave(self._stopped_by, len(self._overrides), self._progress)
-        self._progress.finish()
+            leave(self._stopped_by)
         return [self._returns[number] for number in self._overrides]
+
+    def _run_all(self, arrived: _signals.RecordedSignals, selector: selectors.BaseSelector) -> None:
+        for number in self._overrides:
+            self._plan(number)
+            if self._obey(arrived.take()):
+                break
+        while self._waiting or self._jobs:
+            self._submit()
+            self._look()
+            selector.select(self._progress.due_s(LOOK_INTERVAL_S if self._tees else _FILES_INTERVAL_S))
+            self._obey(arrived.take())
+            if self._stopped_by is not None and self._cluster.on_interrupt is OnInterrupt.leave:
+                break
 
     @property
     def _tees(self) -> bool:
@@ -142,16 +156,18 @@ class SubmittedBatch:
         try:
             plan = compose_and_plan(self._sweep, number, overrides)
             self._refuse_shared_directory(plan)
+            waits = not self._adopt(plan) and not self._settle(plan)
         except Exception as error:  # noqa: BLE001  (a config may raise anything; it is this job's failure alone)
             self._finish(number, None, "", None, _results.failed_before_start(error))
             return
-        if not self._adopt(plan) and not self._settle(plan):
+        if waits:
             self._waiting.append(plan)
 
     def _refuse_shared_directory(self, plan: PlannedJob) -> None:
         others = (*self._waiting, *(job.plan for job in self._jobs.values()))
         shared = [other.number for other in others if other.run_dir == plan.run_dir]
-        if shared:
+        # Of one that depends on the id each job has its own.
+        if shared and JOB_ID_TOKEN not in plan.run_dir:
             raise StartError(
                 f"Its run directory {plan.run_dir} is in use by job {shared[0]}. Give each job one of its own "
                 "(hydra.sweep.subdir), as jobs on a cluster may run at the same time."
@@ -170,17 +186,23 @@ class SubmittedBatch:
     def _adopt(self, plan: PlannedJob) -> bool:
         """Wait for a job that an earlier launching process has left on the cluster; return whether it is one."""
         known = plan.known
-        if known is None or not known.job_id or known.state.over or known.config_hash != plan.config_hash:
+        if known is None or not known.job_id or known.state.over:
             return False
-        handle = _cluster.find_job(self._cluster, known.job_id)
-        until = time.monotonic() + _LATE_FILE_S
-        # One that was submitted a moment ago may not be known yet.
-        while (state := _cluster.state_of(handle, ask=True)) == "UNKNOWN" and time.monotonic() < until:
-            time.sleep(_STATE_INTERVAL_S)
-        if _cluster.has_ended(state) or state == "UNKNOWN":
+        state = _cluster.still_there(self._cluster, known)
+        if state and known.config_hash != plan.config_hash:
+            raise StartError(
+                f"It is on the cluster with another config ({known.job_id}, {state}), and would share its run "
+                f"directory with that. {_cluster.how_to_cancel(self._cluster, known.job_id)}, or wait for its end."
+            )
+        folder = JobFolder(known.folder)
+        folder.refresh()
+        # Its end may have come since the journal was read.
+        if known.config_hash != plan.config_hash or (not state and folder.read_end() is None):
             return False
+        state = state or "has just ended"
         _log.info("\t#%d : is on the cluster already (%s, %s): waiting for it", plan.number, known.job_id, state)
-        self._jobs[plan.number] = _Job(plan, JobFolder(known.folder), handle)
+        handle = _cluster.find_job(self._cluster, known.job_id)
+        self._jobs[plan.number] = _Job(plan, folder, handle)
         self._progress.submitted(plan, known.job_id, known.folder)
         return True
 
@@ -204,6 +226,9 @@ class SubmittedBatch:
                 self._finish(plan.number, plan.config, plan.run_dir, None, _not_submitted(error))
             return
         for plan, job, handle in zip(plans, jobs, handles, strict=True):
+            # The payload is in it.
+            with contextlib.suppress(OSError):
+                os.chmod(handle.paths.submitted_pickle, 0o600)
             self._jobs[plan.number] = _Job(plan, JobFolder(job.folder), handle)
             self._progress.submitted(plan, handle.job_id, job.folder)
         ranks = " or ".join(map(str, sorted({plan.world_size for plan in plans})))
@@ -230,7 +255,7 @@ class SubmittedBatch:
     def _look(self) -> None:
         self._progress.begin_round()
         now = time.monotonic()
-        if now - self._looked_at >= _FILES_INTERVAL_S:
+        if now - self._looked_at >= max(_FILES_INTERVAL_S, _FILES_INTERVAL_PER_JOB_S * len(self._jobs)):
             self._looked_at = now
             for job in list(self._jobs.values()):
                 self._look_at_files(job)
@@ -267,8 +292,11 @@ class SubmittedBatch:
 
     def _ask(self, now: float) -> None:
         """Ask the cluster for the states of all jobs, and end those that it has ended without a word of their nodes."""
-        ask = now - self._asked_at >= _ASK_AGAIN_S
+        # Submitit has old answers for jobs that have run for long.
+        ask = now - self._insisted_at >= _ASK_AGAIN_S or any(job.why for job in self._jobs.values())
         self._asked_at = now
+        if ask:
+            self._insisted_at = now
         for job in list(self._jobs.values()):
             state = _cluster.state_of(job.handle, ask=ask)
             # One answer is for all of them.
@@ -283,7 +311,7 @@ class SubmittedBatch:
             patience_s = _PREEMPTED_S if state.startswith("PREEMPTED") else _LATE_FILE_S
             if state.startswith(_CUT_OFF):
                 patience_s = _CUT_OFF_S
-            if over and (now - job.since > patience_s or job.why):
+            if (over and (now - job.since > patience_s or job.why)) or now > job.gone_by:
                 job.folder.refresh()
                 if job.folder.read_end() is None:
                     self._end(job, self._ended_from_outside(job))
@@ -302,6 +330,9 @@ class SubmittedBatch:
         errors = Path(str(job.handle.paths.stderr))
         if tail := last_lines(str(errors), _SHOWN_LINES):
             lines += ["", f"Last lines of {errors}:", *(f"  {line}" for line in tail), ""]
+        with contextlib.suppress(OSError):
+            # Should the cluster start it again all the same, nobody waits for it any more.
+            job.folder.publish_end(JobEnd(False, lines[0]))
         if advice := _cluster.hint(job.state):
             lines.append(advice)
         if job.start is not None:
@@ -317,13 +348,13 @@ class SubmittedBatch:
                 self._progress.resumed()
             elif self._stopped_by is None:
                 self._stop(number)
-            else:
+            elif time.monotonic() - self._stopped_at >= _signals.ONE_ORDER_S:
                 # Once more: nobody is waited for.
                 self._jobs.clear()
         return self._stopped_by is not None
 
     def _stop(self, number: int) -> None:
-        self._stopped_by = number
+        self._stopped_by, self._stopped_at = number, time.monotonic()
         name = signal.Signals(number).name
         self._progress.stopped(name)
         self._waiting.clear()
@@ -332,20 +363,20 @@ class SubmittedBatch:
             return
         if self._cluster.on_interrupt is OnInterrupt.leave:
             _log.warning(
-                "%s: %d jobs are left on the cluster (on_interrupt=leave): %s. hydra.launcher.resume=unfinished finds "
-                "them",
+                "%s: left on the cluster (on_interrupt=leave): %s, %s. hydra.launcher.resume=unfinished finds them",
                 name,
-                len(handles),
+                _counted(handles),
                 _ids(handles),
             )
             return
-        _log.warning("%s: cancelling %d jobs: %s (once more: do not wait)", name, len(handles), _ids(handles))
+        _log.warning("%s: cancelling %s: %s (once more: do not wait)", name, _counted(handles), _ids(handles))
         self._cancel(list(self._jobs.values()), f"cancelled after {name}")
 
     def _cancel(self, jobs: list[_Job], why: str) -> None:
         for job in jobs:
-            job.why = why
-        _cluster.cancel([job.handle for job in jobs])
+            job.why, job.gone_by = why, time.monotonic() + _CANCELLED_S
+        if wrong := _cluster.cancel([job.handle for job in jobs]):
+            _log.error("The jobs could not be cancelled: %s", wrong)
         # The states are old now.
         self._asked_at = 0.0
 
@@ -365,11 +396,13 @@ class SubmittedBatch:
     def _end(self, job: _Job, verdict: Verdict) -> None:
         self._progress.show(job.tees, last=True)
         del self._jobs[job.plan.number]
-        plan = job.plan
+        plan, job_id = job.plan, str(job.handle.job_id)
+        # Of one that was never started nobody has told it.
+        run_dir = plan.run_dir.replace(JOB_ID_TOKEN, job_id)
         if JOB_ID_TOKEN in str(plan.config.hydra.job.id):
-            _freeze.set_job_id(plan.config, JOB_ID_TOKEN, str(job.handle.job_id), plan.run_dir)
+            _freeze.set_job_id(plan.config, JOB_ID_TOKEN, job_id, run_dir)
         seconds = None if job.began is None else time.monotonic() - job.began
-        self._finish(plan.number, plan.config, plan.run_dir, seconds, verdict)
+        self._finish(plan.number, plan.config, run_dir, seconds, verdict)
 
     def _finish(
         self, number: int, config: DictConfig | None, run_dir: str, seconds: float | None, verdict: Verdict
@@ -384,6 +417,10 @@ def _not_submitted(error: Exception) -> Verdict:
     if isinstance(error, LauncherError):
         return _results.failed_before_start(error)
     return _results.failed_before_start(StartError(f"The job could not be submitted: {type(error).__name__}: {error}"))
+
+
+def _counted(jobs: Sequence[object]) -> str:
+    return f"{len(jobs)} job{'s' * (len(jobs) != 1)}"
 
 
 def _ids(handles: list[Any]) -> str:

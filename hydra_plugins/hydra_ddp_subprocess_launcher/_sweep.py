@@ -39,11 +39,11 @@ def run_sweep(sweep: Sweep, job_overrides: list[list[str]], initial_job_idx: int
             show = show_batch if sweep.cluster is None else show_submission
             return show(sweep, sweep.footprint, job_overrides, initial_job_idx)
         _make_sweep_dir(sweep.config)
-        if sweep.cluster is not None:
-            return SubmittedBatch(sweep, job_overrides, initial_job_idx).run()
         if sweep.follows:
             return Follower(sweep, job_overrides, initial_job_idx).run()
         try:
+            if sweep.cluster is not None:
+                return SubmittedBatch(sweep, job_overrides, initial_job_idx).run()
             with debug_session(sweep.settings, len(job_overrides)) as debugging:
                 return Batch(sweep, job_overrides, initial_job_idx, debugging).run()
         except InsistedError as error:

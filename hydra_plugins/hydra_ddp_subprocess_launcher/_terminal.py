@@ -14,6 +14,8 @@ from typing import Protocol, TextIO
 DRAIN_INTERVAL_S = 0.005
 # Characters: a pipe that takes anything takes 4096 bytes, and a character has at most four.
 _PIECE = 1024
+# Pieces from which on nothing but what cannot come later is added.
+_MANY_PIECES = 256
 
 
 def descriptor_of(stream: object) -> int | None:
@@ -39,6 +41,18 @@ def encoding_of(stream: object) -> str:
     return found if isinstance(found, str) and found else "utf-8"
 
 
+def has_reader(stream: object) -> bool:
+    """Return whether a stream is a terminal, a pipe or a socket, where a write may wait for somebody who reads."""
+    descriptor = descriptor_of(stream)
+    if descriptor is None:
+        return False
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
+
+
 class Showing(Protocol):
     """A place for text that does not wait for its reader."""
 
@@ -47,6 +61,16 @@ class Showing(Protocol):
 
     def drain(self) -> bool:
         """Write what can be written now, and return whether nothing waits."""
+
+    def has_room(self) -> bool:
+        """Write what can be written now, and return whether little waits."""
+
+    def finish(self, within_s: float) -> bool:
+        """Write what waits, give up what its reader does not take, and return whether he took all.
+
+        Args:
+            within_s: Seconds without any progress.
+        """
 
 
 class Terminal:
@@ -82,6 +106,10 @@ class Terminal:
             self._waiting.clear()
             self._rest = b""
         return not self._waiting and not self._rest
+
+    def has_room(self) -> bool:
+        """Write what the terminal takes now, and return whether little waits."""
+        return self.drain() or len(self._waiting) < _MANY_PIECES
 
     def _write_some(self, out: TextIO) -> bool:
         """Write a piece; return whether the terminal has taken all of it."""

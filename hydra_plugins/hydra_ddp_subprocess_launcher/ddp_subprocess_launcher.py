@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,11 +52,17 @@ class DDPSubprocessLauncher(Launcher):
 
 
 class DDPLauncherHint(SearchPathPlugin):
-    """Say so when this launcher was chosen on the command line of a run that will not use it."""
+    """Say so when a launcher was chosen on the command line of a run that will not use it, or cannot."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Leave the search path as it is; print at most one line."""
         chosen = [arg for arg in sys.argv[1:] if arg.lstrip("+").startswith("hydra/launcher=ddp_")]
+        if chosen and "=ddp_submitit" in chosen[0] and find_spec("hydra_plugins.hydra_submitit_launcher") is None:
+            sys.stderr.write(
+                f"{chosen[0]} needs submitit's launcher for Hydra, which is not installed: "
+                'pip install "hydra-ddp-subprocess-launcher[submitit]"\n'
+            )
+            return
         if not chosen or "HYDRA_DDP_PAYLOAD_SHA256" in os.environ or _runs_no_single_job(sys.argv[1:]):
             return
         if not any(_says_multirun(element.path) for element in search_path.get_path()):
