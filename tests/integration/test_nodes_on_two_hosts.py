@@ -96,7 +96,8 @@ def test_a_failure_on_one_host_ends_the_ranks_on_both(
     (code, output), (other_code, other) = map(finish, [start(node, app, *overrides) for node in (0, 1)])
     assert (code, other_code) == (1, 1), output + other
     assert "rank 3 (node 1, host-b): RuntimeError: rank 3 gave up" in other
-    assert "rank 3 (node 1, host-b) failed with exit code 1" in output
+    # On a busy machine it may not have ended by itself when its peers fail, or within a second.
+    assert "rank 3 (node 1, host-b) failed" in output
     assert "2 jobs: 1 completed, 1 failed" in output
     runner.assert_nothing_left()
 
