@@ -31,6 +31,8 @@ _AFTERMATH_S = 300.0
 _AFTERMATH_LOCAL_S = 2.0
 # Seconds between a signal to the processes on one node and the same one to those on another, at most.
 _SKEW_S = 5.0
+# Seconds for the cluster to end a job that it does not queue again when it is asked to.
+_REFUSED_S = 60.0
 _SCANCEL_S = 60.0
 
 
@@ -231,23 +233,40 @@ class _Part:
         with self._node.listening():
             while not self._node.preempted and self._waits(until):
                 self._node.pause()
+        refused = ""
         if self._node.preempted:
-            self._requeue()
+            refused = self._requeue()
+            if refused:
+                until = time.monotonic() + _REFUSED_S
             with self._node.listening():
                 while self._waits(until):
                     self._node.pause()
+        if refused and self._folder.read_end() is None:
+            self._folder.publish_end(JobEnd(False, f"it could not be queued again: {refused}"))
         raise SystemExit(128 + (self._node.stopped_by or self._preempted_by))
 
     def _waits(self, until: float) -> bool:
         return time.monotonic() < until and not self._node.orphaned and self._folder.read_end() is None
 
-    def _requeue(self) -> None:
+    def _requeue(self) -> str:
+        """Have submitit queue the job again, and return why the cluster has refused that, if it has.
+
+        Raises:
+            Exception: what submitit says where it is not to be queued again, such as too many time limits.
+            SystemExit: when it is queued again.
+        """
         # Submitit's own, which it set before it called us. Only on the first node does it do more than write a line.
         handler = signal.getsignal(self._preempted_by)
         assert callable(handler)
         try:
             handler(self._preempted_by, None)
+        except subprocess.SubprocessError as error:
+            # Its `scontrol requeue` is a process of the job, too, and what it has asked for may end it at once. Or the
+            # cluster is about to queue the job again itself.
+            by_signal = isinstance(error, subprocess.CalledProcessError) and error.returncode < 0
+            _log.warning("%s", error)
+            return "" if by_signal else str(error)
         except Exception as error:
-            # It is not queued again, for what the error tells, such as too many time limits.
             self._folder.publish_end(JobEnd(False, str(error)))
             raise
+        return ""
