@@ -18,7 +18,7 @@ from typing import Any
 from . import _machine, _signals
 from . import config as _config
 from ._choices import OnInterrupt
-from ._errors import OptionError
+from ._errors import OptionError, StartError
 from ._records import JobRecord
 from ._settings import LaunchSettings, check_names, choice, count, read_settings, whole
 from .config import DDPOptions, DDPSubprocessLauncherConf
@@ -28,8 +28,9 @@ _INIT_OPTIONS = ("submitit_folder", "max_num_timeout")
 _GPUS = re.compile(r"(?:^|,)\s*gpu(?::[^:,(]+)*?(?::(\d+))?(?=[(,\s]|$)")
 # Seconds for a command of SLURM; its own timeouts are shorter.
 _COMMAND_S = 60.0
-# Seconds for accounting to hear of a job.
-_UNKNOWN_S = 15.0
+# Seconds for the last processes of a job to go: SLURM's KillWait is 30, where nobody has changed it.
+_COMPLETING_S = 90.0
+_COMPLETING_INTERVAL_S = 0.5
 # As submitit counts them (`InfoWatcher.is_done`), and what SLURM has besides.
 _ALIVE = (
     *("READY", "PENDING", "RUNNING", "UNKNOWN", "REQUEUED", "COMPLETING", "PREEMPTED"),
@@ -233,15 +234,33 @@ def _is_controller(job: Any) -> bool:
 
 
 def still_there(cluster: Cluster, record: JobRecord) -> str:
-    """Return the state of a job that an earlier launching process has submitted, if it has not ended; else empty."""
+    """Return the state of a job that an earlier launching process has submitted, if it has not ended; else empty.
+
+    Raises:
+        StartError: when the cluster does not say.
+    """
     if not record.job_id or record.state.over:
         return ""
     job = find_job(cluster, record.job_id)
-    until = time.monotonic() + _UNKNOWN_S
-    # One that was submitted a moment ago may not be known yet.
-    while (state := state_of(job, ask=True)) == "UNKNOWN" and time.monotonic() < until:
-        time.sleep(1.0)
-    return "" if has_ended(state) or state == "UNKNOWN" else state
+    if cluster.executor != "slurm":
+        state = state_of(job)
+        return "" if has_ended(state) else state
+    # Not accounting, which hears of a job late, and of none where it is off.
+    said, wrong = _queued(record.job_id)
+    until = time.monotonic() + _COMPLETING_S
+    while said == "COMPLETING" and time.monotonic() < until:
+        # What is left of it has the run directory yet, but it does not run any more.
+        time.sleep(_COMPLETING_INTERVAL_S)
+        said, wrong = _queued(record.job_id)
+    if wrong and "nvalid job id" not in wrong:
+        raise StartError(f"Whether job {record.job_id} is still on the cluster cannot be found out: {wrong}")
+    return said
+
+
+def _queued(job_id: str) -> tuple[str, str]:
+    """Return the state of a job that waits or runs on SLURM; empty: it does not; and what went wrong, if anything."""
+    said, wrong = _command("squeue", "-h", "-j", job_id, "-o", "%T")
+    return next((word for word in said.split() if not has_ended(word)), ""), wrong
 
 
 def find_job(cluster: Cluster, job_id: str) -> Any:
@@ -269,11 +288,11 @@ def state_of(job: Any, *, ask: bool = False) -> str:
     if not has_ended(state) and not state.startswith("PREEMPTED"):
         return state
     # Accounting tells of each run of a job. Whether it is queued again after this one, the controller knows.
-    queued = [word for word in _command("squeue", "-h", "-j", job.job_id, "-o", "%T")[0].split() if not has_ended(word)]
-    if not queued or queued[0].startswith("COMPLETING"):
+    queued, _ = _queued(job.job_id)
+    if not queued or queued == "COMPLETING":
         return state
     job.watcher._finished.discard(job.job_id)
-    return queued[0]
+    return queued
 
 
 def has_ended(state: str) -> bool:

@@ -32,6 +32,8 @@ _GATHER_INTERVAL_S = 0.1
 _MISSING_NOTE_S = 10.0
 # Seconds within which a signal that comes here and one that is to be forwarded are one, sent to all processes of a job.
 _ONE_SIGNAL_S = 1.0
+# Seconds for one of a cluster to come to all of them.
+_SENT_TO_ALL_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -333,7 +335,14 @@ class _Group:
                 if time.monotonic() - self._heard_at.get(message.signal, -math.inf) > _ONE_SIGNAL_S:
                     _signals.send_signal(self._pids_of(wanted), message.signal)
             elif isinstance(message, Preempt):
-                self._preempt(message.signal, sent=False)
+                self._preempt(message.signal, sent=self._comes_here(message.signal))
+
+    def _comes_here(self, number: int) -> bool:
+        """Return whether a signal that the launcher tells of comes to this process, too, as it was sent to all."""
+        until = time.monotonic() + _SENT_TO_ALL_S
+        while not self._arrived.has(number) and time.monotonic() < until:
+            time.sleep(_KILL_INTERVAL_S)
+        return self._arrived.has(number)
 
     def _preempt(self, number: int, *, sent: bool) -> None:
         """Have the group ended for a signal of the cluster, which has sent it to the ranks itself if `sent`."""

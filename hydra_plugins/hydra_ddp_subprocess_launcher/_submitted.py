@@ -29,6 +29,7 @@ from ._part import RunPart
 from ._plan import PlannedJob, compose_and_plan
 from ._port import ReservedPort
 from ._progress import Progress
+from ._records import JobRecord
 from ._results import Verdict
 from ._setup import Sweep
 from ._specs import JOB_ID_TOKEN, GroupReport
@@ -185,9 +186,11 @@ class SubmittedBatch:
 
     def _adopt(self, plan: PlannedJob) -> bool:
         """Wait for a job that an earlier launching process has left on the cluster; return whether it is one."""
-        known = plan.known
-        if known is None or not known.job_id or known.state.over:
-            return False
+        earlier = self._sweep.earlier
+        lost = [] if earlier is None else earlier.lost(plan.number, plan.overrides, self._sweep.task)
+        return any(self._adopt_run(plan, run) for run in reversed(lost))
+
+    def _adopt_run(self, plan: PlannedJob, known: JobRecord) -> bool:
         state = _cluster.still_there(self._cluster, known)
         if state and known.config_hash != plan.config_hash:
             raise StartError(
