@@ -16,7 +16,7 @@ from starts import job_start
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _running
 from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
-from hydra_plugins.hydra_ddp_subprocess_launcher._keeper import Started
+from hydra_plugins.hydra_ddp_subprocess_launcher._orders import Started
 from hydra_plugins.hydra_ddp_subprocess_launcher._running import RunningJob
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, Limits
 from hydra_plugins.hydra_ddp_subprocess_launcher._start import Attempt

@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from . import _keeper, _signals
+from . import _orders, _signals
 from ._errors import StartError
 from ._gathering import Gathering
 from ._hub import Hub
@@ -140,7 +140,7 @@ class Node:
         if self.stopped_by is not None:
             job.stop(signal.Signals(self.stopped_by).name)
         elif self.preempted and self._preempted_by is not None:
-            channel.send(_keeper.Preempt(self._preempted_by))
+            channel.send(_orders.Preempt(self._preempted_by))
         elif self.orphaned:
             job.stop(_ORPHANED)
         while not job.over:
@@ -168,9 +168,9 @@ class Node:
         for number in self._arrived.take():
             if number == self._preempted_by:
                 self.preempted = True
-                self._send(_keeper.Preempt(number))
+                self._send(_orders.Preempt(number))
             elif number in _signals.FORWARDED_SIGNALS:
-                self._send(_keeper.Forward(number))
+                self._send(_orders.Forward(number))
             else:
                 self._stop(number)
 

@@ -8,7 +8,7 @@ import signal
 import time
 from dataclasses import dataclass, field, replace
 
-from . import _files, _keeper, _process
+from . import _files, _keeper, _orders, _process
 from ._channel import Channel
 from ._logs import LogTee, last_lines
 from ._port import is_port_clash
@@ -80,9 +80,9 @@ class RunningJob:
         for message in self.channel.receive():
             if isinstance(message, GroupReport):
                 self.report = message
-            elif isinstance(message, _keeper.Note):
+            elif isinstance(message, _orders.Note):
                 lines.append(message.text)
-            elif isinstance(message, _keeper.Started):
+            elif isinstance(message, _orders.Started):
                 self.keeper = self.keeper or _process.ProcessHandle(message.keeper)
                 self.ranks_run = bool(message.ranks) or not self.start.meeting
                 # Before that it may have waited for other nodes.
@@ -93,7 +93,7 @@ class RunningJob:
 
     def stop(self, detail: str, *, at_once: bool = False) -> None:
         """Have the group ended."""
-        self.channel.send(_keeper.Stop(at_once=at_once, detail=detail))
+        self.channel.send(_orders.Stop(at_once=at_once, detail=detail))
         if self.keeper is not None:
             # A keeper that somebody stopped could not obey.
             self.keeper.send(signal.SIGCONT)
