@@ -111,6 +111,15 @@ def judge(report: GroupReport | None, start: JobStart) -> Verdict:
     return _failed(report, outcomes, start.paths, logged=range(start.terminal, len(outcomes)))
 
 
+def judge_safely(report: GroupReport | None, start: JobStart) -> Verdict:
+    """Decide how a job ended, also where what its ranks stored makes trouble."""
+    try:
+        return judge(report, start)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  (what is the user's may raise wherever it is touched)
+        why = f"what its ranks stored cannot be used: {type(error).__name__}: {error}"
+        return failed_before_start(JobFailedError(f"{why}\nThe logs are in {start.paths.folder}."))
+
+
 def failed_before_start(error: Exception) -> Verdict:
     """Return the verdict on a job whose ranks were never started."""
     summary = " ".join(str(error).split())

@@ -157,14 +157,11 @@ class RunningJob:
 
     def compare_configs(self) -> bool:
         """Compare what the ranks resolved, once, as soon as every rank has written it; return whether it differs."""
-        files = [self.start.paths.resolved_config(rank) for rank in range(self.start.group.world_size)]
-        if self.compared or not all(map(os.path.exists, files)):
+        found = None if self.compared else config_difference(self.start)
+        if found is None:
             return False
-        self.compared = True
-        differing = _differing_keys(files)
-        if differing:
-            self.difference = f"the ranks' configs differ in {', '.join(differing)}"
-        return bool(differing)
+        self.compared, self.difference = True, found
+        return bool(found)
 
     def met_port_clash(self) -> bool:
         """Return whether rank 0 found its port taken."""
@@ -199,6 +196,18 @@ class RunningJob:
         self.place.port.release()
         if self.keeper is not None:
             self.keeper.close()
+
+
+def config_difference(start: JobStart) -> str | None:
+    """Return in which keys the ranks of a start resolved their configs differently; empty: in none.
+
+    None while not all of them have written what they resolved (`check_config`).
+    """
+    files = [start.paths.resolved_config(rank) for rank in range(start.group.world_size)]
+    if not all(map(os.path.exists, files)):
+        return None
+    differing = _differing_keys(files)
+    return f"the ranks' configs differ in {', '.join(differing)}" if differing else ""
 
 
 def _differing_keys(files: list[str]) -> list[str]:

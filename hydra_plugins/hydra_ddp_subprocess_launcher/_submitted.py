@@ -19,7 +19,7 @@ from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
 from . import _cluster, _freeze, _machine, _results, _signals
-from ._choices import OnInterrupt
+from ._choices import OnConfigDifference, OnInterrupt
 from ._describe import describe_start
 from ._ending import HEARD, leave
 from ._errors import JobFailedError, LauncherError, StartError
@@ -31,6 +31,7 @@ from ._port import ReservedPort
 from ._progress import Progress
 from ._records import JobRecord
 from ._results import Verdict
+from ._running import config_difference
 from ._setup import Sweep
 from ._specs import JOB_ID_TOKEN, GroupReport
 from ._start import JobStart, Place
@@ -284,14 +285,16 @@ class SubmittedBatch:
         if end.start is None:
             self._end(job, _results.failed_before_start(JobFailedError(end.cause)))
         else:
-            self._end(job, self._judge(end.report, end.start))
+            self._end(job, self._judge(job.plan.number, end.report, end.start))
 
-    def _judge(self, report: GroupReport | None, start: JobStart) -> Verdict:
-        try:
-            return _results.judge(report, start)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  (what is the user's may raise wherever it is touched)
-            why = f"what its ranks stored cannot be used: {type(error).__name__}: {error}"
-            return _results.failed_before_start(JobFailedError(f"{why}\nThe logs are in {start.paths.folder}."))
+    def _judge(self, number: int, report: GroupReport | None, start: JobStart) -> Verdict:
+        rule = self._sweep.settings.check_config
+        difference = config_difference(start) if rule is not None else None
+        if difference:
+            _log.warning("#%d : %s", number, difference)
+        if difference and rule is OnConfigDifference.error:
+            return _results.failed_before_start(JobFailedError(f"{difference} (check_config=error)"))
+        return _results.judge_safely(report, start)
 
     def _ask(self, now: float) -> None:
         """Ask the cluster for the states of all jobs, and end those that it has ended without a word of their nodes."""
@@ -324,7 +327,7 @@ class SubmittedBatch:
             outcomes = _results.read_outcomes(job.start)
             if all(outcome is not None and outcome.completed for outcome in outcomes):
                 # Only the way out was cut off.
-                return self._judge(GroupReport((), None, None, finished=True), job.start)
+                return self._judge(job.plan.number, GroupReport((), None, None, finished=True), job.start)
         if job.why and job.start is None:
             return _results.skipped(job.why)
         name = {"slurm": "SLURM"}.get(self._cluster.executor, "submitit")
