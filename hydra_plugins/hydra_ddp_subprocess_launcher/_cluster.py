@@ -28,6 +28,8 @@ _INIT_OPTIONS = ("submitit_folder", "max_num_timeout")
 _GPUS = re.compile(r"(?:^|,)\s*gpu(?::[^:,(]+)*?(?::(\d+))?(?=[(,\s]|$)")
 # Seconds for a command of SLURM; its own timeouts are shorter.
 _COMMAND_S = 60.0
+# Seconds for submitit's process to see that the task of a local job has ended, and to end itself.
+_CONTROLLER_S = 10.0
 # Seconds for the last processes of a job to go: SLURM's KillWait is 30, where nobody has changed it.
 _COMPLETING_S = 90.0
 _COMPLETING_INTERVAL_S = 0.5
@@ -261,6 +263,13 @@ def _queued(job_id: str) -> tuple[str, str]:
     """Return the state of a job that waits or runs on SLURM; empty: it does not; and what went wrong, if anything."""
     said, wrong = _command("squeue", "-h", "-j", job_id, "-o", "%T")
     return next((word for word in said.split() if not has_ended(word)), ""), wrong
+
+
+def bury(job: Any) -> None:
+    """Wait for submitit's own process of a local job that is over, else it would outlive the job as a zombie."""
+    if type(job).__name__ == "LocalJob" and job._process is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job._process.wait(_CONTROLLER_S)
 
 
 def find_job(cluster: Cluster, job_id: str) -> Any:

@@ -300,7 +300,8 @@ class SubmittedBatch:
                 job.state, job.since = state, now
             over = _cluster.has_ended(state) or state.startswith("PREEMPTED")
             patience_s = _PREEMPTED_S if state.startswith("PREEMPTED") else _LATE_FILE_S
-            if state.startswith(_CUT_OFF):
+            # On this machine no file is late.
+            if state.startswith(_CUT_OFF) or self._cluster.executor == "local":
                 patience_s = _CUT_OFF_S
             if (over and (now - job.since > patience_s or job.why)) or now > job.gone_by:
                 job.folder.refresh()
@@ -388,6 +389,7 @@ class SubmittedBatch:
     def _end(self, job: _Job, verdict: Verdict) -> None:
         self._progress.show(job.tees, last=True)
         del self._jobs[job.plan.number]
+        _cluster.bury(job.handle)
         plan, job_id = job.plan, str(job.handle.job_id)
         # Of one that was never started nobody has told it.
         run_dir = plan.run_dir.replace(JOB_ID_TOKEN, job_id)
