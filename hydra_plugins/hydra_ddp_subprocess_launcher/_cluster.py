@@ -149,7 +149,7 @@ def make_executor(cluster: Cluster) -> Any:
     try:
         executor = submitit.AutoExecutor(folder=folder, cluster=cluster.executor, **init)
         executor.update_parameters(**executor_parameters(cluster))
-    except (RuntimeError, ValueError, TypeError, OSError) as error:
+    except (AssertionError, NameError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise OptionError(f"submitit refuses the options of hydra.launcher: {error}") from error
     return executor
 

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from . import __version__, _commands, _environment, _machine, _pickling
 from ._claim import Claim
-from ._cluster import Cluster, how_to_cancel, read_cluster, still_there
+from ._cluster import Cluster, how_to_cancel, make_executor, read_cluster, still_there
 from ._devices import DeviceGate, find_devices, name_devices
 from ._entry import FunctionEntry, ProgramEntry, find_entry
 from ._errors import OptionError, StartError
@@ -163,6 +163,9 @@ def prepare_sweep(
     if cluster is None:
         _check_nodes(settings, config)
     footprint = Footprint.look(paths.sweep_dir) if settings.dry_run else None
+    if cluster is not None and footprint is None:
+        # What submitit refuses, it refuses for all jobs.
+        make_executor(cluster)
     # Of several nodes the first one keeps the books.
     keeps_books = footprint is None and settings.node_rank == 0
     claim = _take_directory(paths, settings, cluster) if keeps_books else None
