@@ -297,3 +297,15 @@ def test_scancel_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert _cluster.cancel([SlurmJob("RUNNING"), SlurmJob("PENDING")]) == "no controller"
     assert (tmp_path / "args").read_text().split() == ["7_1", "7_1"]
     assert _cluster.cancel([]) == ""
+
+
+def test_jobs_that_are_gone(squeue: Any) -> None:
+    """A job is gone when the queue says so, and not when it says nothing for another reason."""
+    squeue("")
+    assert _cluster.is_gone(SlurmJob("UNKNOWN"))
+    squeue("slurm_load_jobs error: Invalid job id specified", 1)
+    assert _cluster.is_gone(SlurmJob("UNKNOWN"))
+    squeue("PENDING")
+    assert not _cluster.is_gone(SlurmJob("UNKNOWN"))
+    squeue("slurm_load_jobs error: Unable to contact slurm controller", 1)
+    assert not _cluster.is_gone(SlurmJob("UNKNOWN"))

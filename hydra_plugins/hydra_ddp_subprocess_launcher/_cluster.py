@@ -45,6 +45,7 @@ _HINTS = {
     "NODE_FAIL": "A node failed: run it again (hydra.launcher.resume=failed).",
     "PREEMPTED": "It was preempted and not queued again: run it again (hydra.launcher.resume=failed).",
     "CANCELLED": "Somebody cancelled it, as by scancel.",
+    "GONE": "SLURM's accounting (sacct) knows nothing of it, and it is not in the queue any more.",
 }
 
 
@@ -302,6 +303,14 @@ def state_of(job: Any, *, ask: bool = False) -> str:
         return state
     job.watcher._finished.discard(job.job_id)
     return queued
+
+
+def is_gone(job: Any) -> bool:
+    """Return whether SLURM has no job any more of which accounting knows nothing, as where it is off."""
+    if type(job).__name__ == "LocalJob":
+        return False
+    queued, wrong = _queued(job.job_id)
+    return not queued and (not wrong or "nvalid job id" in wrong)
 
 
 def has_ended(state: str) -> bool:
