@@ -376,6 +376,61 @@ def test_a_signal_for_one_rank(start: Callable[..., Job], tmp_path: Path) -> Non
     assert [(tmp_path / f"heard_{rank}").exists() for rank in range(3)] == [False, True, False]
 
 
+def test_a_signal_that_was_sent_to_all(start: Callable[..., Job], tmp_path: Path) -> None:
+    """One that a cluster has sent to every process of a job is not forwarded once more."""
+    script = "trap 'echo heard' USR1; echo > ready_$RANK; while [ ! -e go ]; do sleep 0.05; done"
+    job = start(script, 1)
+    wait_for_file(job, tmp_path / "ready_0")
+    job.wait("started")
+    assert job.started is not None
+    for pid in (job.started.keeper, *job.started.ranks):
+        os.kill(pid, signal.SIGUSR1)
+    time.sleep(0.2)
+    job.channel.send(Forward(signal.SIGUSR1))
+    time.sleep(0.5)
+    (tmp_path / "go").touch()
+    report_of(job)
+    assert (tmp_path / "rank_0.log").read_text() == "heard\n"
+
+
+PREEMPTED = """
+import os, signal, sys, time
+def say(number, frame):
+    print(signal.Signals(number).name, flush=True)
+    if number == signal.SIGTERM:
+        sys.exit(1)
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGUSR2, say)
+signal.signal(signal.SIGTERM, say)
+with open("ready_" + os.environ["RANK"], "w") as ready:
+    print(file=ready)
+while True:
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("to_all", [True, False])
+def test_preempted(start: Callable[..., Job], tmp_path: Path, to_all: bool) -> None:
+    """A rank that handles the cluster's signal hears of it once, and has time; then all get SIGTERM.
+
+    Whether the cluster has sent it to all processes, before or after the launcher tells of it, or to one alone.
+    """
+    argv = (sys.executable, "-c", PREEMPTED)
+    job = start("", argv=argv, ignored=(signal.SIGUSR2,), limits=Limits(grace_period_s=1.0))
+    for rank in (0, 1):
+        wait_for_file(job, tmp_path / f"ready_{rank}")
+    job.wait("started")
+    assert job.started is not None
+    job.channel.send(Preempt(signal.SIGUSR2))
+    if to_all:
+        for pid in (job.started.keeper, *job.started.ranks):
+            os.kill(pid, signal.SIGUSR2)
+    report = report_of(job)
+    assert (report.reason, report.cause, report.detail) == (StopReason.PREEMPTED, None, "SIGUSR2")
+    said = [(tmp_path / f"rank_{rank}.log").read_text().split() for rank in (0, 1)]
+    assert said == [["SIGUSR2", "SIGTERM"], ["SIGTERM"]]
+
+
 # --- several at once
 
 

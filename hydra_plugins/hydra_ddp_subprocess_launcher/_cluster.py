@@ -28,6 +28,8 @@ _INIT_OPTIONS = ("submitit_folder", "max_num_timeout")
 _GPUS = re.compile(r"(?:^|,)\s*gpu(?::[^:,(]+)*?(?::(\d+))?(?=[(,\s]|$)")
 # Seconds for a command of SLURM; its own timeouts are shorter.
 _COMMAND_S = 60.0
+# Seconds for submitit's process to see that the task of a local job has ended, and to end itself.
+_CONTROLLER_S = 10.0
 # Seconds for the last processes of a job to go: SLURM's KillWait is 30, where nobody has changed it.
 _COMPLETING_S = 90.0
 _COMPLETING_INTERVAL_S = 0.5
@@ -43,6 +45,7 @@ _HINTS = {
     "NODE_FAIL": "A node failed: run it again (hydra.launcher.resume=failed).",
     "PREEMPTED": "It was preempted and not queued again: run it again (hydra.launcher.resume=failed).",
     "CANCELLED": "Somebody cancelled it, as by scancel.",
+    "GONE": "SLURM's accounting (sacct) knows nothing of it, and it is not in the queue any more.",
 }
 
 
@@ -147,7 +150,7 @@ def make_executor(cluster: Cluster) -> Any:
     try:
         executor = submitit.AutoExecutor(folder=folder, cluster=cluster.executor, **init)
         executor.update_parameters(**executor_parameters(cluster))
-    except (RuntimeError, ValueError, TypeError, OSError) as error:
+    except (AssertionError, NameError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise OptionError(f"submitit refuses the options of hydra.launcher: {error}") from error
     return executor
 
@@ -263,6 +266,13 @@ def _queued(job_id: str) -> tuple[str, str]:
     return next((word for word in said.split() if not has_ended(word)), ""), wrong
 
 
+def bury(job: Any) -> None:
+    """Wait for submitit's own process of a local job that is over, else it would outlive the job as a zombie."""
+    if type(job).__name__ == "LocalJob" and job._process is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job._process.wait(_CONTROLLER_S)
+
+
 def find_job(cluster: Cluster, job_id: str) -> Any:
     """Return submitit's job with an id, of another process."""
     from submitit.local import local
@@ -293,6 +303,14 @@ def state_of(job: Any, *, ask: bool = False) -> str:
         return state
     job.watcher._finished.discard(job.job_id)
     return queued
+
+
+def is_gone(job: Any) -> bool:
+    """Return whether SLURM has no job any more of which accounting knows nothing, as where it is off."""
+    if type(job).__name__ == "LocalJob":
+        return False
+    queued, wrong = _queued(job.job_id)
+    return not queued and (not wrong or "nvalid job id" in wrong)
 
 
 def has_ended(state: str) -> bool:

@@ -190,8 +190,18 @@ def set_job_id(config: DictConfig, token: str, job_id: str, run_dir: str) -> Non
         config.hydra.runtime.output_dir = escape_interpolations(run_dir)
     for cache in OmegaConf.get_cache(config).values():
         for key, value in list(cache.items()):
-            if isinstance(value, str):
-                cache[key] = value.replace(token, job_id)
+            cache[key] = _replaced(value, token, job_id)
+
+
+def _replaced(value: Any, token: str, text: str) -> Any:
+    """Return what a resolver has made of a token, as if it had been given the text."""
+    if isinstance(value, str):
+        return value.replace(token, text)
+    if type(value) is dict:
+        return {_replaced(key, token, text): _replaced(part, token, text) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_replaced(part, token, text) for part in value)
+    return value
 
 
 def _resolved(config: DictConfig, key: str, job_num: int) -> str:

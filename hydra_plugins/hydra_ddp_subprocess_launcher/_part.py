@@ -34,6 +34,8 @@ _SKEW_S = 5.0
 # Seconds for the cluster to end a job that it does not queue again when it is asked to.
 _REFUSED_S = 60.0
 _SCANCEL_S = 60.0
+# Seconds for the first node to tell of the end of a job that another one cannot go on with.
+_LAST_WORD_S = 30.0
 
 
 class RunPart:
@@ -218,6 +220,12 @@ class _Part:
 
     def _give_back(self) -> None:
         """End the job on the cluster, which may take it for running as long as its time lasts."""
+        self._node.leave()
+        until = time.monotonic() + _LAST_WORD_S
+        with self._node.listening():
+            # The first node says why it ends.
+            while self._folder.read_end() is None and time.monotonic() < until:
+                self._node.pause()
         if self._environment.name() == "slurm":
             with contextlib.suppress(OSError, subprocess.SubprocessError):
                 subprocess.run(["scancel", self._environment.job_id], check=False, timeout=_SCANCEL_S)

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from . import _environment, _machine, _pickling
 from ._books import Books, open_books
 from ._claim import Claim
-from ._cluster import Cluster, read_cluster
+from ._cluster import Cluster, make_executor, read_cluster
 from ._devices import DeviceGate, find_devices, name_devices
 from ._entry import FunctionEntry, ProgramEntry, find_entry
 from ._errors import OptionError, StartError
@@ -174,6 +174,9 @@ def prepare_sweep(
     if cluster is None:
         _check_nodes(settings, config)
     footprint = Footprint.look(paths.sweep_dir) if settings.dry_run else None
+    if cluster is not None and footprint is None:
+        # What submitit refuses, it refuses for all jobs.
+        make_executor(cluster)
     # Of several nodes the first one keeps the books.
     keeps_books = footprint is None and settings.node_rank == 0
     books = open_books(paths, settings, cluster) if keeps_books else Books(None, Ledger(None), None)

@@ -299,23 +299,26 @@ class SubmittedBatch:
     def _ask(self, now: float) -> None:
         """Ask the cluster for the states of all jobs, and end those that it has ended without a word of their nodes."""
         # Submitit has old answers for jobs that have run for long.
-        ask = now - self._insisted_at >= _ASK_AGAIN_S or any(job.why for job in self._jobs.values())
+        insisting = ask = now - self._insisted_at >= _ASK_AGAIN_S or any(job.why for job in self._jobs.values())
         self._asked_at = now
         if ask:
             self._insisted_at = now
         for job in list(self._jobs.values()):
             state = _cluster.state_of(job.handle, ask=ask)
+            if state == "UNKNOWN" and insisting and now - job.since > _ASK_AGAIN_S and _cluster.is_gone(job.handle):
+                state = "GONE"
             # One answer is for all of them.
             ask = False
-            if state != job.state:
+            if job.state not in (state, "GONE"):
                 # SLURM's accounting may say PENDING for some seconds after the job has begun to run.
                 if job.state.startswith(_HAD_RUN) and state.startswith(("PENDING", "REQUEUED")):
                     _log.info("#%d : waits to run again (%s)", job.plan.number, state)
                     self._progress.submitted(job.plan, job.handle.job_id, job.folder.path)
                 job.state, job.since = state, now
-            over = _cluster.has_ended(state) or state.startswith("PREEMPTED")
+            over = _cluster.has_ended(job.state) or state.startswith("PREEMPTED")
             patience_s = _PREEMPTED_S if state.startswith("PREEMPTED") else _LATE_FILE_S
-            if state.startswith(_CUT_OFF):
+            # On this machine no file is late.
+            if state.startswith(_CUT_OFF) or self._cluster.executor == "local":
                 patience_s = _CUT_OFF_S
             if (over and (now - job.since > patience_s or job.why)) or now > job.gone_by:
                 job.folder.refresh()
@@ -402,6 +405,7 @@ class SubmittedBatch:
     def _end(self, job: _Job, verdict: Verdict) -> None:
         self._progress.show(job.tees, last=True)
         del self._jobs[job.plan.number]
+        _cluster.bury(job.handle)
         plan, job_id = job.plan, str(job.handle.job_id)
         # Of one that was never started nobody has told it.
         run_dir = plan.run_dir.replace(JOB_ID_TOKEN, job_id)

@@ -23,7 +23,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-CONFIG = {"x": 0, "first": [], "then": [], "who": None, "xs": None, "id": os.environ.get("QUEUED_ID")}
+CONFIG = {"x": 1, "first": [], "then": [], "who": None, "xs": None, "id": os.environ.get("QUEUED_ID")}
 FOLDER = Path(os.environ["QUEUED_DIR"])
 SHOWN = ("SLURM_", "HYDRA_DDP_", "MASTER_", "CUDA_VISIBLE", "RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "OF_JOB")
 

@@ -74,8 +74,15 @@ class Submitting:
     @property
     def jobs(self) -> dict[int, JobRecord]:
         """What the journal has about each job now."""
-        path = self.sweep_dir / ".ddp" / "journal.jsonl"
-        return read_journal(str(path)).jobs if path.exists() else {}
+        return read_journal(str(self._journal)).jobs if self._journal.exists() else {}
+
+    @property
+    def _journal(self) -> Path:
+        return self.sweep_dir / ".ddp" / "journal.jsonl"
+
+    def events(self) -> list[str]:
+        """Return what has happened in all runs of the sweep, by the names of the events."""
+        return [json.loads(line)["event"] for line in self._journal.read_text().splitlines()]
 
     def values(self) -> list[Any]:
         jobs = self.jobs.values()

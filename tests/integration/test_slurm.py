@@ -504,7 +504,8 @@ def test_left_and_found_again(sweeps: Submitting) -> None:
     assert changed.returncode == 1
     assert f"It is on the cluster with another config ({ids[0]}" in changed.output
     with sweeps.running(*overrides, resumed) as process:
-        sweeps.runner.wait_until(lambda: sweeps.jobs and sweeps.jobs[0].state is JobState.RUNNING, what="job 0 runs")
+        # Once by each launching process that looked for it.
+        sweeps.runner.wait_until(lambda: sweeps.events().count("JobStarted") == 2, what="the job to be found")
         assert f"{ids[0]}" in sweeps.status()
         sweeps.go()
         code, output = finish(process)
