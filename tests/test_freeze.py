@@ -291,6 +291,14 @@ def test_a_cached_value_is_made_once(resolver: Callable[..., None]) -> None:
 # --- `${hydra:…}`
 
 
+def test_no_copy_is_made() -> None:
+    """What programs ask Hydra for is the config itself, read-only as Hydra has it: a copy takes milliseconds a job."""
+    config = job_config(job={"name": "mine"})
+    with _freeze.hydra_config(config):
+        assert HydraConfig.get() is config.hydra
+    assert OmegaConf.is_readonly(config.hydra)
+
+
 def put_back_after_an_error(probe: DictConfig) -> None:
     with _freeze.hydra_config(job_config(job={"name": "inner"})):
         assert probe.name == "inner"

@@ -396,6 +396,17 @@ def test_a_job_return() -> None:
     assert result.hydra_cfg is not None and result.hydra_cfg.hydra.job.name == "app"
 
 
+def test_hydras_part_is_moved() -> None:
+    """Hydra's part of the config stands alone and is read-only as Hydra's copy is, but is none: that takes long."""
+    config = job_config()
+    part = config.hydra
+    hydra_cfg = made(config, Verdict(completed=True, value=None)).hydra_cfg
+    assert isinstance(hydra_cfg, DictConfig)
+    assert hydra_cfg.hydra is part and part._get_root() is hydra_cfg
+    assert OmegaConf.is_readonly(part) and not OmegaConf.is_readonly(hydra_cfg)
+    assert pickle.loads(pickle.dumps(hydra_cfg)) == hydra_cfg
+
+
 @pytest.mark.parametrize(("chdir", "changes"), [(True, True), (False, False)])
 def test_the_working_directory(chdir: bool, changes: bool) -> None:
     """The working directory is the run directory where the job changed into it."""

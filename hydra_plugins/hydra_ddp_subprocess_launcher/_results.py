@@ -9,13 +9,12 @@ from typing import Any
 
 from hydra import version
 from hydra.core.utils import JobReturn, JobStatus
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_write
 
 from . import _pickling
 from ._errors import JobFailedError, RankTraceback
 from ._failures import LOST_PEER_ADVICE, describe, lost_a_peer, rank_name, root_cause, unusable_folder
 from ._files import JobPaths, read_outcome
-from ._freeze import hydra_config
 from ._logs import last_lines
 from ._peers import refresh_names
 from ._records import JobRecord
@@ -237,15 +236,25 @@ def make_job_return(
         task_overrides = OmegaConf.to_container(config.hydra.overrides.task)
         assert isinstance(task_overrides, list)
         job_return.overrides = task_overrides
-        with hydra_config(config) as hydra_cfg:
-            job_return.hydra_cfg = hydra_cfg
-        # While it is Hydra's, it has the whole config above it; in a JobReturn each part stands alone.
-        hydra_cfg._re_parent()
-        with read_write(config), open_dict(config):
-            del config["hydra"]
+        job_return.hydra_cfg = hydra_cfg = _take_out_hydra(config)
         job_return.cfg = config
         job_return.working_dir = run_dir if _changes_directory(hydra_cfg) else _working_dir(hydra_cfg)
     return job_return
+
+
+def _take_out_hydra(config: DictConfig) -> DictConfig:
+    """Move Hydra's part of a config into one of its own, where it is read-only.
+
+    A copy of it, as Hydra makes, would take longer than all else from the end of a job to the start of the next one.
+    """
+    part = config.hydra
+    OmegaConf.set_readonly(part, True)
+    with read_write(config), open_dict(config):
+        del config["hydra"]
+    alone = OmegaConf.create()
+    with flag_override(alone, "no_deepcopy_set_nodes", True):
+        alone.hydra = part
+    return alone
 
 
 def _working_dir(hydra_cfg: DictConfig) -> str:
