@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _cluster, config
+from hydra_plugins.hydra_ddp_subprocess_launcher import _submitit, config
 from hydra_plugins.hydra_ddp_subprocess_launcher._choices import OnInterrupt
-from hydra_plugins.hydra_ddp_subprocess_launcher._cluster import Cluster, read_cluster, sbatch_text
+from hydra_plugins.hydra_ddp_subprocess_launcher._cluster import Cluster, read_cluster
 from hydra_plugins.hydra_ddp_subprocess_launcher._errors import OptionError, StartError
 from hydra_plugins.hydra_ddp_subprocess_launcher._records import JobRecord, JobState
+from hydra_plugins.hydra_ddp_subprocess_launcher._submitit import sbatch_text
 
 if importlib.util.find_spec("hydra_plugins.hydra_submitit_launcher") is None:
     pytest.skip("needs the extra `submitit`", allow_module_level=True)
@@ -44,7 +45,7 @@ def test_defaults() -> None:
     settings, read = read_cluster(options(), "slurm")
     assert (read.nodes, read.gpus, read.on_interrupt, read.max_parallel_jobs) == (1, None, OnInterrupt.cancel, None)
     assert (settings.nnodes, settings.nproc_per_node, settings.devices) == (1, None, ())
-    assert _cluster.executor_parameters(read) == {
+    assert _submitit.executor_parameters(read) == {
         "timeout_min": 60,
         "tasks_per_node": 1,
         "nodes": 1,
@@ -162,14 +163,14 @@ def test_parameters_that_submitit_refuses(tmp_path: Path) -> None:
     read = cluster("local", submitit_folder=str(tmp_path / "%j"))
     broken = dataclasses.replace(read, queue={**read.queue, "mem_gb": 1, "visible_gpus": "x"})
     with pytest.raises(OptionError, match=r"submitit refuses the options of hydra.launcher"):
-        _cluster.make_executor(broken)
+        _submitit.make_executor(broken)
 
 
 def test_outside_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is submitted from within a job does not inherit that job's variables; they are back afterwards."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_NTASKS", "4")
-    with _cluster.outside_allocation():
+    with _submitit.outside_allocation():
         assert "SLURM_JOB_ID" not in os.environ and "SLURM_NTASKS" not in os.environ
     assert os.environ["SLURM_NTASKS"] == "4"
 
@@ -179,21 +180,21 @@ def test_outside_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("state", ["COMPLETED", "FAILED", "CANCELLED by 0", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL"])
 def test_states_of_the_end(state: str) -> None:
-    assert _cluster.has_ended(state)
+    assert _submitit.has_ended(state)
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "REQUEUED", "PREEMPTED", "UNKNOWN", "SUSPENDED"])
 def test_states_before_the_end(state: str) -> None:
     """A job that was preempted may be queued again."""
-    assert not _cluster.has_ended(state)
+    assert not _submitit.has_ended(state)
 
 
 def test_hints() -> None:
     """What the cluster has ended has advice; what failed by itself has its own words."""
-    assert "mem_gb" in _cluster.hint("OUT_OF_MEMORY")
-    assert "timeout_min" in _cluster.hint("TIMEOUT")
-    assert "scancel" in _cluster.hint("CANCELLED by 1000")
-    assert _cluster.hint("FAILED") == ""
+    assert "mem_gb" in _submitit.hint("OUT_OF_MEMORY")
+    assert "timeout_min" in _submitit.hint("TIMEOUT")
+    assert "scancel" in _submitit.hint("CANCELLED by 1000")
+    assert _submitit.hint("FAILED") == ""
 
 
 class SlurmJob:
@@ -233,7 +234,7 @@ def test_a_job_that_is_queued_again_has_not_ended(squeue: Any, accounting: str, 
     """Accounting tells of each run of a job; whether there will be another, the queue knows."""
     squeue(queue)
     job = SlurmJob(accounting)
-    assert _cluster.state_of(job) == state
+    assert _submitit.state_of(job) == state
     assert ("7_1" in job.watcher._finished) == (state == accounting)
 
 
@@ -244,16 +245,16 @@ def record(**changes: Any) -> JobRecord:
 def test_jobs_that_were_left(squeue: Any) -> None:
     """Only what the queue has is still there; what it does not tell is not taken for gone."""
     squeue("RUNNING")
-    assert _cluster.still_there(cluster(), record()) == "RUNNING"
-    assert _cluster.still_there(cluster(), record(state=JobState.COMPLETED)) == ""
-    assert _cluster.still_there(cluster(), record(job_id="")) == ""
+    assert _submitit.still_there(cluster(), record()) == "RUNNING"
+    assert _submitit.still_there(cluster(), record(state=JobState.COMPLETED)) == ""
+    assert _submitit.still_there(cluster(), record(job_id="")) == ""
     squeue("CANCELLED")
-    assert _cluster.still_there(cluster(), record()) == ""
+    assert _submitit.still_there(cluster(), record()) == ""
     squeue("slurm_load_jobs error: Invalid job id specified", 1)
-    assert _cluster.still_there(cluster(), record()) == ""
+    assert _submitit.still_there(cluster(), record()) == ""
     squeue("slurm_load_jobs error: Unable to contact slurm controller", 1)
     with pytest.raises(StartError, match=r"7_1 is still on the cluster cannot be found out: .*Unable to contact"):
-        _cluster.still_there(cluster(), record())
+        _submitit.still_there(cluster(), record())
 
 
 def test_a_number_that_another_process_has_by_now() -> None:
@@ -261,8 +262,8 @@ def test_a_number_that_another_process_has_by_now() -> None:
     other = subprocess.Popen(["sleep", "100"])
     try:
         local, left = cluster("local"), record(job_id=str(other.pid))
-        assert _cluster.still_there(local, left) == ""
-        _cluster.cancel([_cluster.find_job(local, left.job_id)])
+        assert _submitit.still_there(local, left) == ""
+        _submitit.cancel([_submitit.find_job(local, left.job_id)])
         time.sleep(0.1)
         assert other.poll() is None
     finally:
@@ -279,10 +280,10 @@ def test_a_local_job_of_another_process(tmp_path: Path) -> None:
     try:
         assert job.stdout is not None and job.stdout.readline()
         local, left = cluster("local"), record(job_id=str(job.pid))
-        assert _cluster.still_there(local, left) == "RUNNING"
-        _cluster.cancel([_cluster.find_job(local, left.job_id)])
+        assert _submitit.still_there(local, left) == "RUNNING"
+        _submitit.cancel([_submitit.find_job(local, left.job_id)])
         assert job.wait(10) == -signal.SIGINT
-        assert _cluster.still_there(local, left) == ""
+        assert _submitit.still_there(local, left) == ""
     finally:
         job.kill()
         job.communicate()
@@ -294,18 +295,18 @@ def test_scancel_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     script.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/args\necho no controller >&2\nexit 1\n')
     script.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert _cluster.cancel([SlurmJob("RUNNING"), SlurmJob("PENDING")]) == "no controller"
+    assert _submitit.cancel([SlurmJob("RUNNING"), SlurmJob("PENDING")]) == "no controller"
     assert (tmp_path / "args").read_text().split() == ["7_1", "7_1"]
-    assert _cluster.cancel([]) == ""
+    assert _submitit.cancel([]) == ""
 
 
 def test_jobs_that_are_gone(squeue: Any) -> None:
     """A job is gone when the queue says so, and not when it says nothing for another reason."""
     squeue("")
-    assert _cluster.is_gone(SlurmJob("UNKNOWN"))
+    assert _submitit.is_gone(SlurmJob("UNKNOWN"))
     squeue("slurm_load_jobs error: Invalid job id specified", 1)
-    assert _cluster.is_gone(SlurmJob("UNKNOWN"))
+    assert _submitit.is_gone(SlurmJob("UNKNOWN"))
     squeue("PENDING")
-    assert not _cluster.is_gone(SlurmJob("UNKNOWN"))
+    assert not _submitit.is_gone(SlurmJob("UNKNOWN"))
     squeue("slurm_load_jobs error: Unable to contact slurm controller", 1)
-    assert not _cluster.is_gone(SlurmJob("UNKNOWN"))
+    assert not _submitit.is_gone(SlurmJob("UNKNOWN"))

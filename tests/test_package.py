@@ -51,11 +51,21 @@ LAYERS = (
     ("_commands", "_footprint", "_start", "_submission", "_keeper", "_spawner"),
     # One node's groups of a job.
     ("_running", "_hub", "_nodes", "_gathering", "_node"),
-    ("config", "_settings", "_cluster", "_freeze", "_outcome", "_failures"),
+    ("config", "_settings", "_cluster", "_submitit", "_freeze", "_outcome", "_failures"),
     ("_entry", "_results", "_part", "_report", "_summary", "_board", "_rank", "_resume", "_books"),
     ("_setup", "_plan", "_describe", "_debug"),
     ("_line", "_restarts", "_progress"),
-    ("_ending", "_jobs", "_dry_run", "_follower", "_submitted", "_dry_submission", "_sweep"),
+    (
+        "_ending",
+        "_jobs",
+        "_dry_run",
+        "_follower",
+        "_cluster_job",
+        "_submitting",
+        "_submitted",
+        "_dry_submission",
+        "_sweep",
+    ),
     ("ddp_rank_sweeper", "ddp_subprocess_launcher", "ddp_submitit_launcher"),
     COMMAND,
 )
@@ -176,7 +186,7 @@ def test_processes_are_made_in_few_places() -> None:
     users = {name: {module for module in MODULES if name in imports(module)} for name in ("subprocess", "ctypes")}
     assert users["ctypes"] == {"_process"}
     # _entry asks subprocess for the interpreter's flags only; the last two call scancel.
-    assert users["subprocess"] == {"_process", "_spawner", "_entry", "_cluster", "_part"}
+    assert users["subprocess"] == {"_process", "_spawner", "_entry", "_submitit", "_part"}
     for file in MODULES.values():
         assert "shell=True" not in file.read_text(encoding="utf-8")
 

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from starts import job_start
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _cluster
+from hydra_plugins.hydra_ddp_subprocess_launcher import _submitit
+from hydra_plugins.hydra_ddp_subprocess_launcher._cluster_job import ClusterJob
 from hydra_plugins.hydra_ddp_subprocess_launcher._files import JobPaths, make_job_folder, write_outcome
 from hydra_plugins.hydra_ddp_subprocess_launcher._nodes import JobEnd, JobFolder
 from hydra_plugins.hydra_ddp_subprocess_launcher._results import Verdict
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import Outcome
-from hydra_plugins.hydra_ddp_subprocess_launcher._submitted import SubmittedBatch, _Job
+from hydra_plugins.hydra_ddp_subprocess_launcher._submitted import SubmittedBatch
 
 
 class Batch(SubmittedBatch):
@@ -27,12 +28,13 @@ class Batch(SubmittedBatch):
         self.ended: dict[int, Verdict] = {}
         self.submitted: list[int] = []
         self._cluster: Any = SimpleNamespace(executor="slurm")
+        self._sweep: Any = SimpleNamespace(settings=SimpleNamespace(check_config=None))
         self._insisted_at = self._asked_at = 0.0
         progress = SimpleNamespace(submitted=lambda plan, job_id, folder: self.submitted.append(plan.number))
         self._progress: Any = progress
         paths = SimpleNamespace(stderr=str(folder / "log.err"))
         self._jobs = {
-            number: _Job(
+            number: ClusterJob(
                 SimpleNamespace(number=number),  # type: ignore[arg-type]
                 JobFolder(str(folder / str(number))),
                 SimpleNamespace(job_id=f"7_{number}", paths=paths),
@@ -45,7 +47,7 @@ class Batch(SubmittedBatch):
         self.asked.append(ask)
         return self.state
 
-    def _end(self, job: _Job, verdict: Verdict) -> None:
+    def _end(self, job: ClusterJob, verdict: Verdict) -> None:
         self.ended[job.plan.number] = verdict
         del self._jobs[job.plan.number]
 
@@ -53,8 +55,8 @@ class Batch(SubmittedBatch):
 @pytest.fixture
 def batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Batch:
     batch = Batch(tmp_path)
-    monkeypatch.setattr(_cluster, "state_of", batch.state_of)
-    monkeypatch.setattr(_cluster, "is_gone", lambda _job: True)
+    monkeypatch.setattr(_submitit, "state_of", batch.state_of)
+    monkeypatch.setattr(_submitit, "is_gone", lambda _job: True)
     return batch
 
 
@@ -68,7 +70,7 @@ def test_old_answers_are_not_taken_for_long(batch: Batch) -> None:
 
 def test_one_question_for_all_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Batch(tmp_path, jobs=3)
-    monkeypatch.setattr(_cluster, "state_of", batch.state_of)
+    monkeypatch.setattr(_submitit, "state_of", batch.state_of)
     batch._ask(1000.0)
     assert batch.asked == [True, False, False]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from . import __version__, _commands, _machine
 from ._claim import Claim
-from ._cluster import Cluster, how_to_cancel, still_there
+from ._cluster import Cluster
 from ._errors import StartError
 from ._events import SweepBegan
 from ._files import SweepPaths, move_aside
@@ -19,6 +19,7 @@ from ._ledger import Ledger
 from ._records import SweepRecord
 from ._resume import Earlier
 from ._settings import LaunchSettings
+from ._submitit import how_to_cancel, still_there
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from . import _environment, _machine, _pickling
 from ._books import Books, open_books
 from ._claim import Claim
-from ._cluster import Cluster, make_executor, read_cluster
+from ._cluster import Cluster, read_cluster
 from ._devices import DeviceGate, find_devices, name_devices
 from ._entry import FunctionEntry, ProgramEntry, find_entry
 from ._errors import OptionError, StartError
@@ -34,6 +34,7 @@ from ._schedule import Pool
 from ._settings import LaunchSettings, read_settings
 from ._sources import SourceWatch
 from ._streams import Screens, streams_above
+from ._submitit import make_executor
 from ._summary import Summary
 
 _log = logging.getLogger(__name__)
