@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from . import _environment, _files, _machine, _signals
+from . import _environment, _files, _machine, _signals, _submitit
 from ._errors import JobFailedError, LauncherError, StartError
 from ._gathering import Gathering
 from ._node import Node
@@ -33,7 +31,6 @@ _AFTERMATH_LOCAL_S = 2.0
 _SKEW_S = 5.0
 # Seconds for the cluster to end a job that it does not queue again when it is asked to.
 _REFUSED_S = 60.0
-_SCANCEL_S = 60.0
 # Seconds for the first node to tell of the end of a job that another one cannot go on with.
 _LAST_WORD_S = 30.0
 
@@ -227,8 +224,7 @@ class _Part:
             while self._folder.read_end() is None and time.monotonic() < until:
                 self._node.pause()
         if self._environment.name() == "slurm":
-            with contextlib.suppress(OSError, subprocess.SubprocessError):
-                subprocess.run(["scancel", self._environment.job_id], check=False, timeout=_SCANCEL_S)
+            _submitit.scancel(self._environment.job_id)
 
     def _leave(self) -> None:
         """Let submitit queue the job again if that is what the cluster wants; else wait for what it does.
@@ -268,13 +264,12 @@ class _Part:
         assert callable(handler)
         try:
             handler(self._preempted_by, None)
-        except subprocess.SubprocessError as error:
+        except Exception as error:
+            if not _submitit.is_of_a_command(error):
+                self._folder.publish_end(JobEnd(False, str(error)))
+                raise
             # Its `scontrol requeue` is a process of the job, too, and what it has asked for may end it at once. Or the
             # cluster is about to queue the job again itself.
-            by_signal = isinstance(error, subprocess.CalledProcessError) and error.returncode < 0
             _log.warning("%s", error)
-            return "" if by_signal else str(error)
-        except Exception as error:
-            self._folder.publish_end(JobEnd(False, str(error)))
-            raise
+            return "" if _submitit.was_ended(error) else str(error)
         return ""

@@ -121,7 +121,22 @@ def cancel(jobs: Sequence[Any]) -> str:
         elif _is_controller(job):
             # Another process started it. As submitit's own `cancel`.
             _signals.send_signal([int(job.job_id)], signal.SIGINT)
-    return _command("scancel", *ids)[1] if ids else ""
+    return scancel(*ids) if ids else ""
+
+
+def scancel(*ids: str) -> str:
+    """Cancel jobs of SLURM; return what went wrong, if anything did."""
+    return _command("scancel", *ids)[1]
+
+
+def is_of_a_command(error: Exception) -> bool:
+    """Return whether a command that submitit has called has failed, and not submitit itself."""
+    return isinstance(error, subprocess.SubprocessError)
+
+
+def was_ended(error: Exception) -> bool:
+    """Return whether that command was ended by a signal."""
+    return isinstance(error, subprocess.CalledProcessError) and error.returncode < 0
 
 
 def _command(*argv: str) -> tuple[str, str]:

@@ -59,7 +59,7 @@ def sacct(job_id: str, *fields: str) -> list[str]:
 def test_jobs_on_two_nodes(sweeps: Submitting, slurm: SlurmCluster) -> None:
     """Ranks of both nodes meet; each has its place, the job's id and a directory by it; values come in order."""
     ran = sweeps.run(
-        "x=3,1,2",
+        "x=3,1",
         TWO_NODES,
         ranks(2),
         ONE_AT_A_TIME,
@@ -69,9 +69,9 @@ def test_jobs_on_two_nodes(sweeps: Submitting, slurm: SlurmCluster) -> None:
         "id='${hydra:job.id}'",
     )
     assert ran.returncode == 0, ran.output
-    assert sweeps.values() == [[3, 0], [1, 0], [2, 0]]
+    assert sweeps.values() == [[3, 0], [1, 0]]
     array = sweeps.jobs[0].job_id.partition("_")[0]
-    assert f"Submitted 3 jobs of 4 ranks to slurm: {array}_[0,1,2]" in ran.output
+    assert f"Submitted 2 jobs of 4 ranks to slurm: {array}_[0,1]" in ran.output
     names = list(slurm.nodes)
     for number, job in sweeps.jobs.items():
         assert (job.job_id, job.nodes, job.nproc) == (f"{array}_{number}", tuple(names), 4)
@@ -95,7 +95,7 @@ def test_jobs_on_two_nodes(sweeps: Submitting, slurm: SlurmCluster) -> None:
     # One at a time.
     spans = [
         (min(note["at"] for note in sweeps.notes("began", job=number)), sweeps.notes("ended", job=number)[-1]["at"])
-        for number in range(3)
+        for number in range(2)
     ]
     assert all(ended <= began for (_, ended), (began, _) in itertools.pairwise(sorted(spans)))
     assert not list(sweeps.sweep_dir.rglob("*hydra_ddp_job_id*"))
@@ -142,7 +142,7 @@ def test_submitits_options(sweeps: Submitting, runner: Runner, slurm: SlurmClust
     """They reach SLURM; the dry run shows the very file that submitit hands to sbatch."""
     overrides = (
         "x=1,2",
-        ONE_AT_A_TIME,
+        "hydra.launcher.array_parallelism=2",
         "hydra.launcher.name=some_name",
         "hydra.launcher.partition=high",
         "hydra.launcher.timeout_min=17",
@@ -193,11 +193,11 @@ def test_optuna(sweeps: Submitting) -> None:
     """A sweeper that launches several batches gets each value in its turn."""
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     ran = sweeps.run(
-        *("hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=2", "x=choice(1,2,3,4,5,6)"),
+        *("hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=1", "x=choice(1,2,3,4,5,6)"),
         app=_number_app(sweeps.runner),
     )
     assert ran.returncode == 0, ran.output
-    assert len({job.job_id for job in sweeps.jobs.values()}) == 4
+    assert len({job.job_id for job in sweeps.jobs.values()}) == 2
     values = [float(job.value) for job in sweeps.jobs.values()]
     best = re.search(r"best_value: ([\d.]+)", (sweeps.sweep_dir / "optimization_results.yaml").read_text())
     assert best is not None and float(best[1]) == min(values)
@@ -262,6 +262,19 @@ def test_one_job_of_an_array_is_lost(sweeps: Submitting, runner: Runner, slurm: 
     slurm.wait_for_state(lost, "CANCELLED")
 
 
+def test_a_node_is_lost_to_the_cluster(sweeps: Submitting, slurm: SlurmCluster) -> None:
+    """Without its slurmstepd nobody could end a node's ranks: the job ends on all nodes, and says where it began."""
+    with sweeps.running("x=1", TWO_NODES, ranks(1), "first=[hang]") as process:
+        (second,) = [note["pid"] for note in sweeps.wait_for("began", 2) if note["rank"] == 1]
+        (step,) = [pid for pid in parents(second) if name_of(pid).startswith("slurmstepd")]
+        os.kill(step, signal.SIGKILL)
+        code, output = finish(process, 90)
+    assert code == 1, output
+    cause = sweeps.jobs[0].cause
+    assert "the cluster's process that had started it here is gone, on node 1" in cause, output
+    slurm.wait_for_state(sweeps.jobs[0].job_id, "CANCELLED", "FAILED")
+
+
 def test_scancel(sweeps: Submitting, slurm: SlurmCluster) -> None:
     """All ranks on all nodes end at once; the job has failed, and it is said who ended it."""
     with sweeps.running("x=1", TWO_NODES, ranks(2), "first=[hang]", "hydra.launcher.grace_period_s=30") as process:
@@ -300,7 +313,9 @@ def test_max_failures(sweeps: Submitting, slurm: SlurmCluster) -> None:
     # The second one may have been done by then.
     assert states[0] is JobState.FAILED and states[2] is JobState.NEVER_STARTED, ran.output
     assert sweeps.jobs[2].cause == "1 failed before it (max_failures=1)"
-    slurm.wait_for_state(sweeps.jobs[2].job_id, "CANCELLED")
+    # Accounting has array elements that waited together under one number.
+    assert sweeps.jobs[2].job_id not in slurm.squeue()
+    assert not any(job == 2 for job, _, _ in sweeps.ran())
 
 
 def test_what_sbatch_refuses(sweeps: Submitting, slurm: SlurmCluster) -> None:
@@ -383,7 +398,6 @@ def test_preempted_by_a_signal(sweeps: Submitting) -> None:
         assert first["dir"] == second["dir"] and first["id"] == second["id"] == sweeps.jobs[job].job_id
         assert second["environment"]["SLURM_RESTART_COUNT"] == "1"
         assert sweeps.jobs[job].attempts == 2
-    assert output.count("waits to run again") == 3
 
 
 def test_preempted_by_another_job(sweeps: Submitting, runner: Runner, slurm: SlurmCluster) -> None:
