@@ -358,7 +358,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples into this file, too")
     chosen = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Also where a shell's `&` had ignored Ctrl-C: whatever stops this run, what it started is ended.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     # Without it every start would compile again what lies beside its sources.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     reasons = missing()
