@@ -188,7 +188,7 @@ def test_jobs_on_a_cluster() -> None:
     record = SweepRecord()
     record.apply(JobsAdded(0, 0, tuple((f"x={number}",) for number in range(4)), 4))
     for number in range(3):
-        record.apply(JobSubmitted(NOW - 90, number, f"7_{number}", "/meet", "abc"))
+        record.apply(JobSubmitted(NOW - 90, number, f"7_{number}", "/meet", "abc", "slurm", "/run"))
     assert drawn(record)[-1].endswith("0/4 done, 3 pending, 1 waiting")
     record.apply(JobStarted(NOW - 60, 0, 0, 4, (), "/run", "id", "abc", ("node1", "node2")))
     header, row, summary = drawn(record)
@@ -198,5 +198,5 @@ def test_jobs_on_a_cluster() -> None:
     assert text == "0/4 done, 1 running, 2 pending, 1 waiting"
     assert len(bar) == 30 and [bar.count(mark) for mark in ">:·"] in ([8, 15, 7], [8, 14, 8], [7, 15, 8])
     assert drawn(record, 60)[0].split() == ["#0", "x=0", "1:00"]
-    record.apply(JobSubmitted(NOW, 0, "7_0", "/meet", "abc"))
+    record.apply(JobSubmitted(NOW, 0, "7_0", "/meet", "abc", "slurm", "/run"))
     assert drawn(record)[-1].endswith("0/4 done, 3 pending, 1 waiting"), "it is queued again"

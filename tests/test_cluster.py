@@ -239,30 +239,30 @@ def test_a_job_that_is_queued_again_has_not_ended(squeue: Any, accounting: str, 
 
 
 def record(**changes: Any) -> JobRecord:
-    return dataclasses.replace(JobRecord(0, (), JobState.PENDING, job_id="7_1"), **changes)
+    return dataclasses.replace(JobRecord(0, (), JobState.PENDING, job_id="7_1", executor="slurm"), **changes)
 
 
 def test_jobs_that_were_left(squeue: Any) -> None:
     """Only what the queue has is still there; what it does not tell is not taken for gone."""
     squeue("RUNNING")
-    assert _submitit.still_there(cluster(), record()) == "RUNNING"
-    assert _submitit.still_there(cluster(), record(state=JobState.COMPLETED)) == ""
-    assert _submitit.still_there(cluster(), record(job_id="")) == ""
+    assert _submitit.still_there(record()) == "RUNNING"
+    assert _submitit.still_there(record(state=JobState.COMPLETED)) == ""
+    assert _submitit.still_there(record(job_id="")) == ""
     squeue("CANCELLED")
-    assert _submitit.still_there(cluster(), record()) == ""
+    assert _submitit.still_there(record()) == ""
     squeue("slurm_load_jobs error: Invalid job id specified", 1)
-    assert _submitit.still_there(cluster(), record()) == ""
+    assert _submitit.still_there(record()) == ""
     squeue("slurm_load_jobs error: Unable to contact slurm controller", 1)
     with pytest.raises(StartError, match=r"7_1 is still on the cluster cannot be found out: .*Unable to contact"):
-        _submitit.still_there(cluster(), record())
+        _submitit.still_there(record())
 
 
 def test_a_number_that_another_process_has_by_now() -> None:
     """A local job's id is the number of its process: another process of that number is no job, and is not ended."""
     other = subprocess.Popen(["sleep", "100"])
     try:
-        local, left = cluster("local"), record(job_id=str(other.pid))
-        assert _submitit.still_there(local, left) == ""
+        local, left = cluster("local"), record(job_id=str(other.pid), executor="local")
+        assert _submitit.still_there(left) == ""
         _submitit.cancel([_submitit.find_job(local, left.job_id)])
         time.sleep(0.1)
         assert other.poll() is None
@@ -279,11 +279,11 @@ def test_a_local_job_of_another_process(tmp_path: Path) -> None:
     job = subprocess.Popen(argv, stdout=subprocess.PIPE)
     try:
         assert job.stdout is not None and job.stdout.readline()
-        local, left = cluster("local"), record(job_id=str(job.pid))
-        assert _submitit.still_there(local, left) == "RUNNING"
+        local, left = cluster("local"), record(job_id=str(job.pid), executor="local")
+        assert _submitit.still_there(left) == "RUNNING"
         _submitit.cancel([_submitit.find_job(local, left.job_id)])
         assert job.wait(10) == -signal.SIGINT
-        assert _submitit.still_there(local, left) == ""
+        assert _submitit.still_there(left) == ""
     finally:
         job.kill()
         job.communicate()

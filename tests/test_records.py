@@ -136,10 +136,10 @@ def test_the_journal_has_it_all(tmp_path: Path) -> None:
 ON_CLUSTER: list[Event] = [
     SweepBegan(1.0, 42, "here", ("python",), "/work", "0.1", 15.0, "/sweep"),
     JobsAdded(2.0, 0, (("x=1",), ("x=2",)), 2),
-    JobSubmitted(3.0, 0, "7_0", "/sweep/.ddp/nodes/a/0", "abc"),
-    JobSubmitted(3.0, 1, "7_1", "/sweep/.ddp/nodes/a/1", "def"),
+    JobSubmitted(3.0, 0, "7_0", "/sweep/.ddp/nodes/a/0", "abc", "slurm", "/sweep/7_0"),
+    JobSubmitted(3.0, 1, "7_1", "/sweep/.ddp/nodes/a/1", "def", "slurm", "/sweep/7_1"),
     JobStarted(4.0, 0, 0, 4, (), "/sweep/7_0", "id-0", "abc", ("n1", "n2")),
-    JobSubmitted(5.0, 0, "7_0", "/sweep/.ddp/nodes/a/0", "abc"),
+    JobSubmitted(5.0, 0, "7_0", "/sweep/.ddp/nodes/a/0", "abc", "slurm", "/sweep/7_0"),
     JobStarted(9.0, 0, 1, 4, (), "/sweep/7_0", "id-1", "abc", ("n3", "n4")),
     JobEnded(11.0, 0, True, 1, "1", "", 7.0, True),
     JobSkipped(12.0, 1, "cancelled after SIGINT"),
@@ -179,6 +179,7 @@ def test_a_sweep_that_was_moved_finds_where_its_jobs_meet(tmp_path: Path) -> Non
         journal.append(event)
     jobs = read_journal(str(path)).jobs
     assert jobs[1].folder == str(tmp_path / ".ddp/nodes/a/1") and jobs[0].run_dir == str(tmp_path / "7_0")
+    assert jobs[1].planned_dir == str(tmp_path / "7_1")
 
 
 def test_every_run_that_was_left_is_known() -> None:
@@ -197,10 +198,23 @@ def test_every_run_that_was_left_is_known() -> None:
     assert earlier.find(2, ("x=3",), "", "abc") is None and earlier.lost(2, ("x=3",), "") == []
 
 
+def test_what_is_left_on_the_cluster_and_not_asked_for() -> None:
+    """It is known, and its run directory is no other job's, also before it has started there."""
+    record = SweepRecord()
+    for event in ON_CLUSTER[:4]:
+        record.apply(event)
+    earlier = Earlier(record, Resume.unfinished)
+    assert [job.job_id for job in earlier.left_out()] == ["7_0", "7_1"]
+    known = earlier.find(0, ("x=1",), "", "abc")
+    assert [job.job_id for job in earlier.left_out()] == ["7_1"]
+    assert earlier.directory("/sweep/7_0", known) == "/sweep/7_0"
+    assert earlier.directory("/sweep/7_1", None) == "/sweep/7_1-2"
+
+
 def test_a_run_that_was_left_and_has_ended(tmp_path: Path) -> None:
     """What its nodes have written of its end counts."""
     record = SweepRecord()
-    for event in (*ON_CLUSTER[:2], JobSubmitted(3.0, 0, "7_0", str(tmp_path), "abc")):
+    for event in (*ON_CLUSTER[:2], JobSubmitted(3.0, 0, "7_0", str(tmp_path), "abc", "slurm", "/sweep/7_0")):
         record.apply(event)
     JobFolder(str(tmp_path)).publish_end(JobEnd(False, "timed-out too many times"))
     earlier = Earlier(record, Resume.unfinished)

@@ -50,8 +50,10 @@ def open_books(paths: SweepPaths, settings: LaunchSettings, cluster: Cluster | N
     Raises:
         StartError: when another sweep has the directory, or it cannot be used.
     """
-    claim = _take_directory(paths, settings, cluster)
+    claim = _take_directory(paths, settings)
     record = _read_earlier(paths) if settings.resume is not None else None
+    if record is not None:
+        _refuse_jobs_of_other_launchers(record, cluster)
     earlier = Earlier(record, settings.resume) if record is not None and settings.resume is not None else None
     ledger = Ledger(paths, record)
     ledger.note(_beginning(settings, paths.sweep_dir))
@@ -77,15 +79,15 @@ def _read_earlier(paths: SweepPaths) -> SweepRecord | None:
     return record
 
 
-def _take_directory(paths: SweepPaths, settings: LaunchSettings, cluster: Cluster | None) -> Claim:
+def _take_directory(paths: SweepPaths, settings: LaunchSettings) -> Claim:
     """Claim the sweep directory, and move aside what an earlier sweep has recorded there, unless it is to be kept."""
     try:
         os.makedirs(paths.folder, exist_ok=True)
         claim = Claim(paths.claim)
         keep = settings.resume is not None
         recorded = [path for path in (paths.journal, paths.results) if os.path.exists(path) and not keep]
-        if cluster is not None and paths.journal in recorded:
-            _refuse_jobs_on_cluster(read_journal(paths.journal), cluster, paths.sweep_dir)
+        if paths.journal in recorded:
+            _refuse_jobs_on_cluster(read_journal(paths.journal), paths.sweep_dir)
         aside = move_aside(paths.folder, recorded)
     except OSError as error:
         why = error.strerror or str(error)
@@ -96,14 +98,26 @@ def _take_directory(paths: SweepPaths, settings: LaunchSettings, cluster: Cluste
     return claim
 
 
-def _refuse_jobs_on_cluster(record: SweepRecord, cluster: Cluster, sweep_dir: str) -> None:
+def _refuse_jobs_on_cluster(record: SweepRecord, sweep_dir: str) -> None:
     """Refuse a sweep whose jobs could share run directories with those that an earlier launching process has left."""
     for job in [*record.past, *record.touched()]:
-        if state := still_there(cluster, job):
+        if state := still_there(job):
             raise StartError(
                 f"Job {job.number} of an earlier run of the sweep {sweep_dir} is still on the cluster ({job.job_id}, "
-                f"{state}). With hydra.launcher.resume=unfinished this run waits for it. "
-                f"{how_to_cancel(cluster, job.job_id)}, or choose another hydra.sweep.dir, to begin anew."
+                f"{state}). With hydra/launcher=ddp_submitit_{job.executor} and hydra.launcher.resume=unfinished a run "
+                f"waits for it. {how_to_cancel(job)}, or choose another hydra.sweep.dir, to begin anew."
+            )
+
+
+def _refuse_jobs_of_other_launchers(record: SweepRecord, cluster: Cluster | None) -> None:
+    """Refuse to go on beside jobs for which this launcher cannot wait."""
+    own = "" if cluster is None else cluster.executor
+    for job in [*record.past, *record.touched()]:
+        if job.executor != own and (state := still_there(job)):
+            raise StartError(
+                f"Job {job.number} of an earlier run is still on the cluster ({job.job_id}, {state}), and this "
+                f"launcher cannot wait for it. Use hydra/launcher=ddp_submitit_{job.executor}. {how_to_cancel(job)}, "
+                "or wait for its end, to go on with this one."
             )
 
 

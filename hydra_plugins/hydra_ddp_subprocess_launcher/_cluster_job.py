@@ -40,7 +40,7 @@ class ClusterJob:
         tees: One a rank that is shown.
         state: The cluster's word for its state.
         since: When it had that state first, monotonic seconds.
-        began: When it was first seen to run, monotonic seconds; None: it was not.
+        began_at: When it was first seen to run, Unix time in seconds; None: it was not.
         why: Why it was cancelled here; empty: it was not.
         gone_by: When it has to be gone after that, monotonic seconds.
     """
@@ -52,7 +52,7 @@ class ClusterJob:
     tees: list[LogTee] = field(default_factory=list)
     state: str = "UNKNOWN"
     since: float = field(default_factory=time.monotonic)
-    began: float | None = None
+    began_at: float | None = None
     why: str = ""
     gone_by: float = math.inf
 
@@ -61,7 +61,7 @@ class ClusterJob:
         start = self.folder.read_last_start()
         if start is None or (self.start is not None and start.run_id == self.start.run_id):
             return False
-        self.start, self.began = start, self.began or time.monotonic()
+        self.start, self.began_at = start, self.began_at or time.time()
         # It may depend on the id that it has there.
         self.plan = replace(self.plan, frozen=replace(self.plan.frozen, run_dir=start.run_dir))
         return True
@@ -93,10 +93,15 @@ class ClusterJob:
         if self.state.startswith(_CUT_OFF) or executor == "local":
             patience_s = _CUT_OFF_S
         over = _submitit.has_ended(self.state) or preempted
-        if not (over and (now - self.since > patience_s or self.why)) and now <= self.gone_by:
+        # What was cancelled is waited for until its last process is gone, as who stops a sweep may start it again.
+        gone = over and (self._has_gone() if self.why else now - self.since > patience_s)
+        if not gone and now <= self.gone_by:
             return False
         self.folder.refresh()
         return self.folder.read_end() is None
+
+    def _has_gone(self) -> bool:
+        return self.start is None or not _submitit.is_queued(self.handle)
 
     def ended_from_outside(self, executor: str) -> Verdict:
         """Return how it ended, of which the cluster alone tells.

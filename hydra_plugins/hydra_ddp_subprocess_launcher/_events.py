@@ -70,6 +70,8 @@ class JobSubmitted:
         job_id: Its id there.
         folder: Where its nodes tell how it fares, absolute.
         config_hash: SHA-256 of its own config, hexadecimal.
+        executor: Submitit's name of the cluster.
+        planned_dir: Run directory that it will have, absolute.
     """
 
     at: float
@@ -77,6 +79,8 @@ class JobSubmitted:
     job_id: str
     folder: str
     config_hash: str
+    executor: str
+    planned_dir: str
 
 
 @dataclass(frozen=True)

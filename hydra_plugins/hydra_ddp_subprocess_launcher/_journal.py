@@ -113,6 +113,8 @@ def _parsed_lines(path: str) -> Iterator[Event | None]:
             event = dataclasses.replace(event, run_dir=sweep_dir + event.run_dir[len(written_in) :])
         elif isinstance(event, JobSubmitted) and event.folder.startswith(written_in + os.sep):
             event = dataclasses.replace(event, folder=sweep_dir + event.folder[len(written_in) :])
+            if event.planned_dir.startswith(written_in + os.sep):
+                event = dataclasses.replace(event, planned_dir=sweep_dir + event.planned_dir[len(written_in) :])
         yield event
 
 

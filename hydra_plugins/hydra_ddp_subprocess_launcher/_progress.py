@@ -32,6 +32,7 @@ from ._report import duration, override_line, shown
 from ._results import Verdict
 from ._resume import Decision
 from ._setup import Sweep
+from ._specs import JOB_ID_TOKEN
 from ._start import Attempt, Place
 from ._streams import Screens, streams_above
 from ._terminal import descriptor_of, is_terminal
@@ -81,7 +82,10 @@ class Progress:
             job_id: Its id there.
             folder: Where its nodes tell how it fares.
         """
-        self._ledger.note(JobSubmitted(time.time(), plan.number, job_id, folder, plan.config_hash))
+        assert self._sweep.cluster is not None
+        run_dir = plan.run_dir.replace(JOB_ID_TOKEN, job_id)
+        facts = (job_id, folder, plan.config_hash, self._sweep.cluster.executor, run_dir)
+        self._ledger.note(JobSubmitted(time.time(), plan.number, *facts))
 
     def started(
         self, plan: PlannedJob, attempt: Attempt, place: Place, run_id: str, nodes: tuple[str, ...] = ()

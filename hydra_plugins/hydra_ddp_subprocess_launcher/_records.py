@@ -66,6 +66,8 @@ class JobRecord:
         job_id: Its id on a cluster; empty: it is on none.
         folder: Where its nodes tell how it fares there; empty: it is on none.
         nodes: Host names of its nodes there; empty: it is on none, or not started yet.
+        executor: Submitit's name of that cluster; empty: it is on none.
+        planned_dir: Run directory that it will have there; empty: it is on none.
     """
 
     number: int
@@ -88,6 +90,8 @@ class JobRecord:
     job_id: str = ""
     folder: str = ""
     nodes: tuple[str, ...] = ()
+    executor: str = ""
+    planned_dir: str = ""
 
     @property
     def key(self) -> tuple[int, tuple[str, ...], str]:
@@ -142,7 +146,7 @@ class SweepRecord:
             # What is done stays so until it is known to be started again.
             if before.state is not JobState.COMPLETED:
                 before = replace(before, state=JobState.WAITING, cause="", began_at=None, ended_at=None, seconds=None)
-                before = replace(before, job_id="", folder="", nodes=())
+                before = replace(before, job_id="", folder="", nodes=(), executor="", planned_dir="")
             self.jobs[number] = before
         if len(self.jobs) > 1:
             self.shared = frozenset.intersection(*map(frozenset, [*earlier, *event.overrides]))

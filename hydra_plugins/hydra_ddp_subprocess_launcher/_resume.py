@@ -53,7 +53,7 @@ class Earlier:
             self._keys.setdefault(key[1:], []).append(key)
         self._said_new = False
         self._lost: dict[tuple[int, tuple[str, ...], str], list[JobRecord]] = {}
-        self._taken = {job.run_dir for job in known if job.run_dir}
+        self._taken = {folder for job in known for folder in (job.run_dir, job.planned_dir) if folder}
 
     def first_new(self) -> bool:
         """Return whether this is called for the first time, for what is to be said once."""
@@ -95,6 +95,12 @@ class Earlier:
         runs = map(_as_stored, self._lost.get((number, tuple(overrides), task), ()))
         return [job for job in runs if not job.state.over]
 
+    def left_out(self) -> list[JobRecord]:
+        """Return the runs of jobs that were not asked for with `find`, and may still be on a cluster."""
+        keys = [key for keys in self._keys.values() for key in keys]
+        runs = [_as_stored(job) for key in keys for job in self._by_key[key] if job.job_id]
+        return [job for job in runs if not job.state.over]
+
     def directory(self, run_dir: str, known: JobRecord | None) -> str:
         """Return a run directory that no other job has, for one that is new, or whose own directory is gone.
 
@@ -103,7 +109,7 @@ class Earlier:
             known: What is known about it; None: it is new.
         """
         found, count = run_dir, 1
-        while found in self._taken and (known is None or found != known.run_dir):
+        while found in self._taken and (known is None or found not in (known.run_dir, known.planned_dir)):
             count += 1
             found = f"{run_dir}-{count}"
         self._taken.add(found)

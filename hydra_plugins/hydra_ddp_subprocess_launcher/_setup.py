@@ -189,7 +189,7 @@ def prepare_sweep(
         )
     spool = ComposeSpool(context.config_loader, footprint.restore if footprint is not None else lambda: None)
     spool.record()
-    summary = _summary(entry, config, paths.sweep_dir, settings.nnodes)
+    summary = _summary(entry, config, paths.sweep_dir, settings.nnodes if cluster is None else 1)
     gathering = None
     if settings.nnodes > 1 and footprint is None and cluster is None:
         gathering = Gathering.gather(paths.meetings, settings.node_rank, settings.nnodes)

@@ -118,7 +118,7 @@ def cancel(jobs: Sequence[Any]) -> str:
             ids.append(job.job_id)
         elif job._process is not None:
             job.cancel(check=False)
-        elif _is_controller(job):
+        elif _is_controller(job.job_id):
             # Another process started it. As submitit's own `cancel`.
             _signals.send_signal([int(job.job_id)], signal.SIGINT)
     return scancel(*ids) if ids else ""
@@ -148,17 +148,17 @@ def _command(*argv: str) -> tuple[str, str]:
     return ran.stdout, (ran.stderr.strip() or f"{argv[0]}: exit code {ran.returncode}") if ran.returncode else ""
 
 
-def _is_controller(job: Any) -> bool:
+def _is_controller(job_id: str) -> bool:
     """Return whether a local job of another process still has its process, and not another one has its number."""
     try:
-        words = Path(f"/proc/{job.job_id}/cmdline").read_bytes().split(b"\0")
+        words = Path(f"/proc/{job_id}/cmdline").read_bytes().split(b"\0")
     except OSError:
-        return not Path("/proc/self").exists() and _machine.is_running(int(job.job_id))
+        return not Path("/proc/self").exists() and _machine.is_running(int(job_id))
     # One that is a zombie has no words any more.
     return b"submitit.local._local" in words
 
 
-def still_there(cluster: Cluster, record: JobRecord) -> str:
+def still_there(record: JobRecord) -> str:
     """Return the state of a job that an earlier launching process has submitted, if it has not ended; else empty.
 
     Raises:
@@ -166,10 +166,8 @@ def still_there(cluster: Cluster, record: JobRecord) -> str:
     """
     if not record.job_id or record.state.over:
         return ""
-    job = find_job(cluster, record.job_id)
-    if cluster.executor != "slurm":
-        state = state_of(job)
-        return "" if has_ended(state) else state
+    if record.executor == "local":
+        return "RUNNING" if _is_controller(record.job_id) else ""
     # Not accounting, which hears of a job late, and of none where it is off.
     said, wrong = _queued(record.job_id)
     until = time.monotonic() + _COMPLETING_S
@@ -213,7 +211,7 @@ def state_of(job: Any, *, ask: bool = False) -> str:
     """
     if type(job).__name__ == "LocalJob" and job._process is None:
         # Another process started it; its id is its pid.
-        return "RUNNING" if _is_controller(job) else "FINISHED"
+        return "RUNNING" if _is_controller(job.job_id) else "FINISHED"
     if type(job).__name__ == "LocalJob":
         return str(job.state)
     state = str(job.watcher.get_state(job.job_id, mode="force" if ask else "standard"))
@@ -225,6 +223,11 @@ def state_of(job: Any, *, ask: bool = False) -> str:
         return state
     job.watcher._finished.discard(job.job_id)
     return queued
+
+
+def is_queued(job: Any) -> bool:
+    """Return whether SLURM still has a job, be it that its last processes are about to end."""
+    return type(job).__name__ == "SlurmJob" and bool(_queued(job.job_id)[0])
 
 
 def is_gone(job: Any) -> bool:
@@ -240,10 +243,10 @@ def has_ended(state: str) -> bool:
     return not any(state.startswith(word) for word in _ALIVE)
 
 
-def how_to_cancel(cluster: Cluster, job_id: str) -> str:
+def how_to_cancel(record: JobRecord) -> str:
     """Return a sentence, without its end, on how to cancel a job."""
-    command = "scancel" if cluster.executor == "slurm" else "kill -INT"
-    return f"Cancel it with `{command} {job_id}`"
+    command = "kill -INT" if record.executor == "local" else "scancel"
+    return f"Cancel it with `{command} {record.job_id}`"
 
 
 def hint(state: str) -> str:

@@ -28,7 +28,7 @@ from ._running import config_difference
 from ._setup import Sweep
 from ._specs import JOB_ID_TOKEN, GroupReport
 from ._start import JobStart, Place
-from ._submitting import adopt, listed, submit
+from ._submitting import adopt, listed, name_left_out, submit
 
 _log = logging.getLogger(__name__)
 # Seconds between two looks at the files of all jobs, at least and for each of them, as a file server has other users;
@@ -94,6 +94,8 @@ class SubmittedBatch:
             self._plan(number)
             if self._obey(arrived.take()):
                 break
+        if self._sweep.has_one_batch:
+            name_left_out(self._sweep)
         while self._waiting or self._jobs:
             self._submit()
             self._look()
@@ -299,7 +301,7 @@ class SubmittedBatch:
         run_dir = plan.run_dir.replace(JOB_ID_TOKEN, job_id)
         if JOB_ID_TOKEN in str(plan.config.hydra.job.id):
             _freeze.set_job_id(plan.config, JOB_ID_TOKEN, job_id, run_dir)
-        seconds = None if job.began is None else time.monotonic() - job.began
+        seconds = None if job.began_at is None else time.time() - job.began_at
         self._finish(plan.number, plan.config, run_dir, seconds, verdict)
 
     def _finish(

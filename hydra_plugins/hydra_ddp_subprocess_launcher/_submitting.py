@@ -17,6 +17,7 @@ from ._part import RunPart
 from ._plan import PlannedJob
 from ._port import ReservedPort
 from ._records import JobRecord
+from ._report import override_line
 from ._setup import Sweep
 from ._start import Place
 from ._submission import SubmittedJob
@@ -79,11 +80,11 @@ def adopt(sweep: Sweep, plan: PlannedJob) -> ClusterJob | None:
 
 def _adopt_run(sweep: Sweep, plan: PlannedJob, known: JobRecord) -> ClusterJob | None:
     assert sweep.cluster is not None
-    state = _submitit.still_there(sweep.cluster, known)
+    state = _submitit.still_there(known)
     if state and known.config_hash != plan.config_hash:
         raise StartError(
             f"It is on the cluster with another config ({known.job_id}, {state}), and would share its run "
-            f"directory with that. {_submitit.how_to_cancel(sweep.cluster, known.job_id)}, or wait for its end."
+            f"directory with that. {_submitit.how_to_cancel(known)}, or wait for its end."
         )
     folder = JobFolder(known.folder)
     folder.refresh()
@@ -92,7 +93,22 @@ def _adopt_run(sweep: Sweep, plan: PlannedJob, known: JobRecord) -> ClusterJob |
         return None
     state = state or "has just ended"
     _log.info("\t#%d : is on the cluster already (%s, %s): waiting for it", plan.number, known.job_id, state)
-    return ClusterJob(plan, folder, _submitit.find_job(sweep.cluster, known.job_id))
+    return ClusterJob(plan, folder, _submitit.find_job(sweep.cluster, known.job_id), began_at=known.began_at)
+
+
+def name_left_out(sweep: Sweep) -> None:
+    """Say which jobs of earlier runs are still on the cluster although this run has not asked for them."""
+    for record in [] if sweep.earlier is None else sweep.earlier.left_out():
+        if state := _submitit.still_there(record):
+            _log.warning(
+                "Job %d of an earlier run (%s) is still on the cluster (%s, %s). This run has no such job, and does "
+                "not wait for it. %s, if it is not wanted any more",
+                record.number,
+                override_line(record.overrides),
+                record.job_id,
+                state,
+                _submitit.how_to_cancel(record),
+            )
 
 
 def listed(handles: list[Any]) -> str:

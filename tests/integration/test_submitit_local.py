@@ -91,7 +91,7 @@ def test_ctrl_c(sweeps: Submitting) -> None:
         os.kill(process.pid, signal.SIGINT)
         code, output = finish(process)
     assert code != 0
-    assert f"SIGINT: cancelling 1 jobs: {sweeps.jobs[0].job_id}" in output
+    assert f"SIGINT: cancelling 1 job: {sweeps.jobs[0].job_id}" in output
     assert sweeps.jobs[0].state is JobState.FAILED and "cancelled after SIGINT" in sweeps.jobs[0].cause
     assert sweeps.ran() == [(0, 0, 0), (0, 1, 0)]
     sweeps.runner.assert_nothing_left(10)
@@ -150,12 +150,35 @@ def test_resumed(sweeps: Submitting) -> None:
         os.kill(process.pid, signal.SIGINT)
         _, output = finish(process)
     assert f"is on the cluster already ({first}, RUNNING): waiting for it" in output
-    assert f"SIGINT: cancelling 1 jobs: {first}" in output
+    assert f"SIGINT: cancelling 1 job: {first}" in output
     sweeps.runner.assert_nothing_left(10)
     sweeps.go()
     last = sweeps.run(*overrides, resumed)
     assert last.returncode == 0, last.output
     assert sweeps.values() == [[1, 1], [2, 0]]
+
+
+def test_left_and_not_asked_for(sweeps: Submitting) -> None:
+    """What another run has left there is named, keeps its directory, and no other launcher runs beside it."""
+    both = ("hydra.launcher.max_parallel_jobs=2", ranks(1), "first=['wait:go']")
+    with sweeps.running("x=1,2", *both) as process:
+        sweeps.wait_for("began", 2)
+        left = sweeps.id_of(1)
+        process.kill()
+        process.wait(10)
+    resumed = "hydra.launcher.resume=unfinished"
+    for how in ((), (resumed,)):
+        other = sweeps.runner.sweep(QUEUED, "x=1,2", *how, nproc=1, env=sweeps.env)
+        assert_one_clear_error(other, "of an earlier run", "still on the cluster", "ddp_submitit_local", "kill -INT")
+    with sweeps.running("x=1,3", *both, resumed) as process:
+        sweeps.wait_for("began", 3)
+        sweeps.go()
+        code, output = finish(process)
+    assert code == 0, output
+    assert "Job 1 of an earlier run (x=2 " in output and f"({left}, RUNNING)" in output
+    assert sweeps.values() == [[1, 0], [3, 0]]
+    assert [job.run_dir for job in sweeps.jobs.values()] == [str(sweeps.sweep_dir / name) for name in ("0", "1-2")]
+    sweeps.runner.assert_nothing_left(10)
 
 
 @pytest.mark.parametrize(
