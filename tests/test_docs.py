@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from documented import DOCS, PAGES, ROOT, Block, blocks, config, text_of
+from documented import CONTRIBUTING, DOCS, PAGES, ROOT, Block, blocks, config, text_of
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _cli
 from hydra_plugins.hydra_ddp_subprocess_launcher import config as options
 
 if TYPE_CHECKING:
     from conftest import Ran, Runner
+    from slurm_cluster import SlurmCluster
 
 APP = """
 import os
@@ -127,6 +128,20 @@ def test_the_commands_for_two_nodes_run(project: Runner) -> None:
     ]
 
 
+def test_the_command_for_a_cluster_submits(project: Runner, slurm: SlurmCluster) -> None:
+    """Without `dry_run`, and with what the cluster of the tests has, jobs have the ranks of both nodes."""
+    command = next(line for block in blocks(SLURM) for line in block.lines if "gpus_per_node=8" in line)
+    for there, here in (("=8", "=2"), ("partition=gpu", "partition=test"), (DRY_RUN, "hydra.sweep.dir=sweeps/slurm")):
+        assert there in command
+        command = command.replace(there, here)
+    ran = project.run("bash", "-c", command, env=environment(project), timeout_s=240)
+    assert ran.returncode == 0, ran.output
+    logs = [log.read_text() for log in project.cwd.glob("sweeps/slurm/*/.ddp/rank_*.log")]
+    assert sorted(re.findall(r"rank (\d of \d with lr [\d.]+)", "".join(logs))) == [
+        f"{rank} of 4 with lr {lr}" for rank in range(4) for lr in ("0.01", "0.1")
+    ]
+
+
 def test_the_config_that_chooses_the_launcher(project: Runner) -> None:
     """With the lines of the page in the config, plain `python train.py` starts two ranks."""
     (project.cwd / "conf/config.yaml").write_text(config(MOVING, "config") + CONFIG)
@@ -213,7 +228,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, CONTRIBUTING], ids=lambda page: page.stem)
 def test_links_lead_somewhere(page: Path) -> None:
     """Files and headings of this repository that a page links to are there."""
     for link in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
