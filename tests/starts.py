@@ -1,13 +1,15 @@
-"""A start of a job for tests that need one, but do not start it."""
+"""A start of a job, and a job for a cluster, for tests that need one, but do not start it."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from hydra_plugins.hydra_ddp_subprocess_launcher._environment import GroupEnvironment
 from hydra_plugins.hydra_ddp_subprocess_launcher._files import JobPaths
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import Limits
+from hydra_plugins.hydra_ddp_subprocess_launcher._specs import Limits, Payload
 from hydra_plugins.hydra_ddp_subprocess_launcher._start import JobStart
+from hydra_plugins.hydra_ddp_subprocess_launcher._submission import SubmittedJob
 
 
 def job_start(run_dir: str, nproc: int, run_id: str = "run", **changes: Any) -> JobStart:
@@ -45,3 +47,27 @@ def job_start(run_dir: str, nproc: int, run_id: str = "run", **changes: Any) -> 
         "limits": Limits(1.0),
     }
     return JobStart(**{**values, **changes})
+
+
+def submitted(folder: Path, run_dir: str = "", **changes: Any) -> SubmittedJob:
+    """Return a job of one rank that is submitted.
+
+    Args:
+        folder: Where it meets, and has its run directory.
+        run_dir: Another one.
+        changes: Fields of SubmittedJob.
+    """
+    run_dir = run_dir or str(folder / "run")
+    payload = Payload((), run_dir, None, "app", (), check_config=False, body=b"")
+    values: dict[str, Any] = {
+        "start": job_start(run_dir, 1),
+        "payload": payload,
+        "config_yaml": "",
+        "folder": str(folder / "meeting"),
+        "first_attempt": 0,
+        "master_addr": None,
+        "master_port": None,
+        "omp_num_threads": None,
+        "seed": None,
+    }
+    return SubmittedJob(**{**values, **changes})

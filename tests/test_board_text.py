@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _board
 from hydra_plugins.hydra_ddp_subprocess_launcher._board import clock, draw_board, seconds_left
-from hydra_plugins.hydra_ddp_subprocess_launcher._events import JobEnded, JobPaused, JobsAdded, JobStarted
+from hydra_plugins.hydra_ddp_subprocess_launcher._events import JobEnded, JobPaused, JobsAdded, JobStarted, JobSubmitted
 from hydra_plugins.hydra_ddp_subprocess_launcher._records import SweepRecord
 
 NOW = 1000.0
@@ -181,3 +181,22 @@ def test_the_time_that_is_left() -> None:
         record.apply(JobEnded(NOW, number, True, 1, "1", "", 100.0))
     record.apply(JobStarted(NOW, 7, 0, 1, (), "/run"))
     assert seconds_left(record.by_state(), record.at_once, NOW) == 100.0
+
+
+def test_jobs_on_a_cluster() -> None:
+    """Those that run have their id and nodes in the row; those that wait there are counted apart, as in the bar."""
+    record = SweepRecord()
+    record.apply(JobsAdded(0, 0, tuple((f"x={number}",) for number in range(4)), 4))
+    for number in range(3):
+        record.apply(JobSubmitted(NOW - 90, number, f"7_{number}", "/meet", "abc"))
+    assert drawn(record)[-1].endswith("0/4 done, 3 pending, 1 waiting")
+    record.apply(JobStarted(NOW - 60, 0, 0, 4, (), "/run", "id", "abc", ("node1", "node2")))
+    header, row, summary = drawn(record)
+    assert header.split()[:6] == ["job", "overrides", "id", "nodes", "ranks", "time"]
+    assert row.split() == ["0", "x=0", "7_0", "node1,node2", "4", "1:00", "epoch", "0"]
+    bar, text = summary.split(" ", 1)
+    assert text == "0/4 done, 1 running, 2 pending, 1 waiting"
+    assert len(bar) == 30 and [bar.count(mark) for mark in ">:·"] in ([8, 15, 7], [8, 14, 8], [7, 15, 8])
+    assert drawn(record, 60)[0].split() == ["#0", "x=0", "1:00"]
+    record.apply(JobSubmitted(NOW, 0, "7_0", "/meet", "abc"))
+    assert drawn(record)[-1].endswith("0/4 done, 3 pending, 1 waiting"), "it is queued again"

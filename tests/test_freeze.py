@@ -244,7 +244,59 @@ def test_any_escaped_text_comes_back(text: str) -> None:
     assert OmegaConf.create({"x": _freeze.escape_interpolations(text)}).x == text
 
 
+# --- an id that is known later
+
+TOKEN = "the_place_of_the_id"
+
+
+def test_the_id_of_a_job_on_a_cluster(resolver: Callable[..., None]) -> None:
+    """It is put in wherever it is asked for: plainly, in the run directory, and in what cached resolvers made of it."""
+    resolver("cached", lambda text: f"<{text}>", use_cache=True)
+    resolver("wrapped", lambda text: {"id": ["of", text]}, use_cache=True)
+    config = job_config(
+        {
+            "plain": "${hydra:job.id}",
+            "cached": "${cached:${hydra:job.id}}",
+            "other": "${cached:x}",
+            "deep": "${wrapped:${hydra:job.id}}",
+        },
+        sweep={"dir": "/sweep", "subdir": "of_${hydra:job.id}"},
+    )
+    frozen = _freeze.freeze(config, 3, job_id=TOKEN)
+    assert frozen.run_dir == f"/sweep/of_{TOKEN}"
+    for copy in (config, travelled(config)):
+        _freeze.set_job_id(copy, TOKEN, "7_1", "/sweep/of_7_1")
+        with _freeze.hydra_config(copy):
+            assert (copy.plain, copy.cached, copy.other) == ("7_1", "<7_1>", "<x>")
+            assert copy.deep == {"id": ["of", "7_1"]}
+        assert (copy.hydra.job.id, copy.hydra.job.num) == ("7_1", 3)
+        assert copy.hydra.runtime.output_dir == "/sweep/of_7_1"
+        assert OmegaConf.is_readonly(copy.hydra) and OmegaConf.is_struct(copy)
+
+
+def test_a_cached_value_is_made_once(resolver: Callable[..., None]) -> None:
+    """A cached resolver that was given the id is not called again when the id is known: ranks would differ."""
+    resolver("count", counting(), use_cache=True)
+    config = job_config({"value": "${count:${hydra:job.id}}"})
+    _freeze.freeze(config, 0, job_id=TOKEN)
+    copies = [travelled(config), travelled(config)]
+    values = set()
+    for copy in copies:
+        _freeze.set_job_id(copy, TOKEN, "7", "/sweep/0")
+        with _freeze.hydra_config(copy):
+            values.add(copy.value)
+    assert values == {"7-0"}
+
+
 # --- `${hydra:…}`
+
+
+def test_no_copy_is_made() -> None:
+    """What programs ask Hydra for is the config itself, read-only as Hydra has it: a copy takes milliseconds a job."""
+    config = job_config(job={"name": "mine"})
+    with _freeze.hydra_config(config):
+        assert HydraConfig.get() is config.hydra
+    assert OmegaConf.is_readonly(config.hydra)
 
 
 def put_back_after_an_error(probe: DictConfig) -> None:

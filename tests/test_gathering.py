@@ -17,7 +17,7 @@ from starts import job_start
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _gathering
 from hydra_plugins.hydra_ddp_subprocess_launcher._errors import StartError
-from hydra_plugins.hydra_ddp_subprocess_launcher._gathering import Gathering
+from hydra_plugins.hydra_ddp_subprocess_launcher._gathering import Gathering, why_it_ends
 from hydra_plugins.hydra_ddp_subprocess_launcher._nodes import JobEnd, JobFolder
 from hydra_plugins.hydra_ddp_subprocess_launcher._peers import SILENT_S
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, StopReason
@@ -133,7 +133,7 @@ def test_what_an_earlier_run_left(tmp_path: Path, pair: tuple[Gathering, Gatheri
     assert first.came.job_folder(0) == second.came.job_folder(0) != pair[0].job_folder(0)
 
 
-@pytest.mark.parametrize("text", ["", "abc 1", "abc 1 2 3", "\0\0\0"])
+@pytest.mark.parametrize("text", ["", "abc 1", "abc 1 2 3 4", "\0\0\0"])
 def test_a_call_that_cannot_be_read(tmp_path: Path, text: str) -> None:
     (tmp_path / "session").write_text(text)
     second = Coming(tmp_path, 1, 2)
@@ -189,6 +189,27 @@ def test_another_number_of_nodes(tmp_path: Path) -> None:
     """Nodes that would wait for each other in vain are told."""
     Coming(tmp_path, 0, 2)
     assert "nnodes=3 here, but 2 at node 0: start all nodes with the same command" in Coming(tmp_path, 1, 3).refused
+
+
+def test_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it writes might not be understood."""
+    Coming(tmp_path, 0, 2)
+    wait_for(tmp_path / "session")
+    monkeypatch.setattr(_gathering, "__version__", "0.0.1")
+    assert "Version 0.0.1 of the launcher is here, but" in Coming(tmp_path, 1, 2).refused
+
+
+def test_a_fork_of_the_process(pair: tuple[Gathering, Gathering], clock: Clock) -> None:
+    """Its end is not the end of the process that takes part."""
+    if (child := os.fork()) == 0:
+        pair[1].leave("forked")
+        os._exit(0)
+    os.waitpid(child, 0)
+    clock.now += 2
+    assert pair[0].look() == ""
+    pair[1].leave("itself")
+    clock.now += 2
+    assert "itself" in pair[0].look()
 
 
 def test_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,11 +285,43 @@ def test_silence(pair: tuple[Gathering, Gathering], clock: Clock) -> None:
     assert first.look().startswith("nothing has been heard of node 1 (")
 
 
-def test_what_a_keeper_tells_of_its_launching_process(pair: tuple[Gathering, Gathering]) -> None:
-    """It knows at once that it is gone; other reports say nothing of the kind."""
-    first, _ = pair
-    for report in (None, GroupReport((), StopReason.ORDERED, None), GroupReport((), None, None)):
-        first.learn(report)
-        assert first.look() == ""
-    first.learn(GroupReport((), StopReason.LAUNCHER_LOST, None, "on node 1 (b)"))
-    assert first.look() == "the launching process is gone on node 1 (b)"
+LOST, ORDERED = StopReason.LAUNCHER_LOST, StopReason.ORDERED
+
+
+@pytest.mark.parametrize(
+    ("node", "report", "said"),
+    [
+        (0, None, ""),
+        (0, GroupReport((), None, None), ""),
+        (0, GroupReport((), StopReason.RANK_FAILED, 3, first_node=1), ""),
+        (0, GroupReport((), LOST, None, "on node 1 (b)", first_node=1), "the launching process is gone on node 1 (b)"),
+        (1, GroupReport((), LOST, None, "on node 0 (a)", first_node=0), "the launching process is gone on node 0 (a)"),
+        (
+            0,
+            GroupReport((), ORDERED, None, "on node 1: SIGINT", first_node=1),
+            "a node was stopped (on node 1: SIGINT)",
+        ),
+        (0, GroupReport((), ORDERED, None, "max_failures", first_node=0), ""),
+        (1, GroupReport((), ORDERED, None, "max_failures", first_node=0), ""),
+    ],
+)
+def test_what_keepers_tell(pair: tuple[Gathering, Gathering], node: int, report: GroupReport | None, said: str) -> None:
+    """They know at once that another node's launching process is gone, or was stopped."""
+    pair[node].learn(report)
+    assert pair[node].look() == said
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (StartError("This cannot be."), "This cannot be."),
+        (KeyboardInterrupt(), "SIGINT"),
+        (SystemExit(143), "SIGTERM"),
+        (SystemExit(129), "SIGHUP"),
+        (SystemExit(1), "SystemExit: 1"),
+        (ValueError("broken"), "ValueError: broken"),
+    ],
+)
+def test_why_it_ends(error: BaseException, why: str) -> None:
+    """As a user knows it."""
+    assert why_it_ends(error) == why

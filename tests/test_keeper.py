@@ -15,7 +15,7 @@ import pytest
 from test_spawner import Job, is_alive, spec, wait_for_file
 
 from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
-from hydra_plugins.hydra_ddp_subprocess_launcher._keeper import Forward, Preempt, Started, Stop
+from hydra_plugins.hydra_ddp_subprocess_launcher._orders import Forward, Preempt, Started, Stop
 from hydra_plugins.hydra_ddp_subprocess_launcher._peers import tell_for_keeper
 from hydra_plugins.hydra_ddp_subprocess_launcher._process import descendants
 from hydra_plugins.hydra_ddp_subprocess_launcher._spawner import KeeperEnded, SpawnerLink
@@ -376,6 +376,61 @@ def test_a_signal_for_one_rank(start: Callable[..., Job], tmp_path: Path) -> Non
     assert [(tmp_path / f"heard_{rank}").exists() for rank in range(3)] == [False, True, False]
 
 
+def test_a_signal_that_was_sent_to_all(start: Callable[..., Job], tmp_path: Path) -> None:
+    """One that a cluster has sent to every process of a job is not forwarded once more."""
+    script = "trap 'echo heard' USR1; echo > ready_$RANK; while [ ! -e go ]; do sleep 0.05; done"
+    job = start(script, 1)
+    wait_for_file(job, tmp_path / "ready_0")
+    job.wait("started")
+    assert job.started is not None
+    for pid in (job.started.keeper, *job.started.ranks):
+        os.kill(pid, signal.SIGUSR1)
+    time.sleep(0.2)
+    job.channel.send(Forward(signal.SIGUSR1))
+    time.sleep(0.5)
+    (tmp_path / "go").touch()
+    report_of(job)
+    assert (tmp_path / "rank_0.log").read_text() == "heard\n"
+
+
+PREEMPTED = """
+import os, signal, sys, time
+def say(number, frame):
+    print(signal.Signals(number).name, flush=True)
+    if number == signal.SIGTERM:
+        sys.exit(1)
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGUSR2, say)
+signal.signal(signal.SIGTERM, say)
+with open("ready_" + os.environ["RANK"], "w") as ready:
+    print(file=ready)
+while True:
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("to_all", [True, False])
+def test_preempted(start: Callable[..., Job], tmp_path: Path, to_all: bool) -> None:
+    """A rank that handles the cluster's signal hears of it once, and has time; then all get SIGTERM.
+
+    Whether the cluster has sent it to all processes, before or after the launcher tells of it, or to one alone.
+    """
+    argv = (sys.executable, "-c", PREEMPTED)
+    job = start("", argv=argv, ignored=(signal.SIGUSR2,), limits=Limits(grace_period_s=1.0))
+    for rank in (0, 1):
+        wait_for_file(job, tmp_path / f"ready_{rank}")
+    job.wait("started")
+    assert job.started is not None
+    job.channel.send(Preempt(signal.SIGUSR2))
+    if to_all:
+        for pid in (job.started.keeper, *job.started.ranks):
+            os.kill(pid, signal.SIGUSR2)
+    report = report_of(job)
+    assert (report.reason, report.cause, report.detail) == (StopReason.PREEMPTED, None, "SIGUSR2")
+    said = [(tmp_path / f"rank_{rank}.log").read_text().split() for rank in (0, 1)]
+    assert said == [["SIGUSR2", "SIGTERM"], ["SIGTERM"]]
+
+
 # --- several at once
 
 
@@ -488,7 +543,7 @@ def test_stopped_while_it_waits_for_a_node(on_node: Callable[..., Job]) -> None:
     late = on_node(1, SLEEP)
     report = report_of(late)
     assert (report.reason, report.exits) == (StopReason.ORDERED, ())
-    assert report.detail.startswith("SIGINT, on node 0 (")
+    assert report.detail.startswith("on node 0 (") and report.detail.endswith("): SIGINT")
 
 
 def test_stopped_after_its_own_ranks_have_ended(on_node: Callable[..., Job], tmp_path: Path) -> None:
@@ -504,7 +559,7 @@ def test_stopped_after_its_own_ranks_have_ended(on_node: Callable[..., Job], tmp
     for report in reports_of(first, second):
         assert codes(report) == {0: 0, 1: 0, 2: -15, 3: -15}
         assert report.reason is StopReason.ORDERED
-        assert report.detail.startswith("SIGINT, on node 0 (")
+        assert report.detail.startswith("on node 0 (") and report.detail.endswith("): SIGINT")
 
 
 def test_the_launching_process_of_one_node_is_gone(on_node: Callable[..., Job]) -> None:
@@ -531,7 +586,7 @@ def test_a_keeper_of_one_node_is_killed(on_node: Callable[..., Job], tmp_path: P
     tell_for_keeper(Meeting(str(tmp_path / "meeting"), 1, 2), "here", lost)
     first.wait("ended")
     report = report_of(first)
-    assert (report.reason, report.detail) == (StopReason.KEEPER_LOST, "on node 1 (here)")
+    assert report.reason is StopReason.KEEPER_LOST and report.detail.startswith("on node 1 (")
     assert codes(report) == {0: -15, 1: -15}
 
 
@@ -550,7 +605,7 @@ def test_the_first_to_end_sets_the_limit_for_other_nodes(on_node: Callable[..., 
     second = on_node(1, SLEEP, limits=Limits(1.0, exit_timeout_s=0.5))
     for report in reports_of(first, second):
         assert report.reason is StopReason.EXIT_TIMEOUT
-        assert report.detail.startswith("rank 2, 3 still running, on node 1 (")
+        assert report.detail.endswith("): rank 2, 3 still running")
 
 
 def test_preempted_ranks(on_node: Callable[..., Job], tmp_path: Path) -> None:
@@ -567,5 +622,5 @@ def test_preempted_ranks(on_node: Callable[..., Job], tmp_path: Path) -> None:
     second.channel.send(Stop(at_once=True))
     for report in reports_of(first, second):
         assert report.reason is StopReason.PREEMPTED
-        assert report.detail.startswith("SIGUSR1, on node 1 (")
+        assert report.detail.startswith("on node 1 (") and report.detail.endswith("): SIGUSR1")
     assert not (tmp_path / "saved_3").exists()

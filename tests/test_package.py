@@ -21,7 +21,7 @@ SCANNED = {"__init__", "config", "ddp_rank_sweeper", "ddp_submitit_launcher", "d
 COMMAND = ("_watching", "_following", "_stopping", "_status", "_timeline", "_timeline_picture", "_info", "_cli")
 # A module imports only from rows above its own, or from its own row to the left.
 LAYERS = (
-    ("_choices", "_specs", "_errors", "_events"),
+    ("_choices", "_specs", "_orders", "_errors", "_events"),
     (
         "_signals",
         "_machine",
@@ -36,15 +36,36 @@ LAYERS = (
         "_nvml",
     ),
     ("_peers", "_records", "_journal", "_claim", "_screen", "_streams"),
-    ("_rules", "_environment", "_program", "_tasks", "_sources", "_devices", "_files", "_results_csv", "_ledger"),
+    (
+        "_rules",
+        "_company",
+        "_environment",
+        "_program",
+        "_tasks",
+        "_sources",
+        "_devices",
+        "_files",
+        "_results_csv",
+        "_ledger",
+    ),
     ("_commands", "_footprint", "_start", "_submission", "_keeper", "_spawner"),
     # One node's groups of a job.
     ("_running", "_hub", "_nodes", "_gathering", "_node"),
-    ("config", "_settings", "_cluster", "_freeze", "_outcome", "_failures"),
-    ("_entry", "_results", "_part", "_report", "_summary", "_board", "_rank", "_resume"),
+    ("config", "_settings", "_cluster", "_submitit", "_freeze", "_outcome", "_failures"),
+    ("_entry", "_results", "_part", "_report", "_summary", "_board", "_rank", "_resume", "_books"),
     ("_setup", "_plan", "_describe", "_debug"),
     ("_line", "_restarts", "_progress"),
-    ("_ending", "_jobs", "_dry_run", "_follower", "_submitted", "_dry_submission", "_sweep"),
+    (
+        "_ending",
+        "_jobs",
+        "_dry_run",
+        "_follower",
+        "_cluster_job",
+        "_submitting",
+        "_submitted",
+        "_dry_submission",
+        "_sweep",
+    ),
     ("ddp_rank_sweeper", "ddp_subprocess_launcher", "ddp_submitit_launcher"),
     COMMAND,
 )
@@ -56,8 +77,10 @@ SMALL = {
     "_machine",
     "_process",
     "_channel",
+    "_orders",
     "_peers",
     "_rules",
+    "_company",
     "_keeper",
     "_spawner",
 }
@@ -162,8 +185,8 @@ def test_processes_are_made_in_few_places() -> None:
     """Only named modules make processes or call into C."""
     users = {name: {module for module in MODULES if name in imports(module)} for name in ("subprocess", "ctypes")}
     assert users["ctypes"] == {"_process"}
-    # _entry asks subprocess for the interpreter's flags only, and _cluster cancels many jobs by one command.
-    assert users["subprocess"] == {"_process", "_spawner", "_entry", "_cluster"}
+    # _entry asks subprocess for the interpreter's flags only, _submitit calls SLURM's commands.
+    assert users["subprocess"] == {"_process", "_spawner", "_entry", "_submitit"}
     for file in MODULES.values():
         assert "shell=True" not in file.read_text(encoding="utf-8")
 

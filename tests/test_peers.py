@@ -143,7 +143,7 @@ def test_a_node_that_has_ended_and_gives_up(nodes: Nodes) -> None:
     second.look(BEGAN + 1)
     assert (second.ended_well, second.failed) == (False, "node 0 (host-0)")
     merged = second.merge(GroupReport((), StopReason.NODE_FAILED, None, "node 0"))
-    assert (merged.reason, merged.detail) == (StopReason.ORDERED, "SIGINT, on node 0 (host-0)")
+    assert (merged.reason, merged.detail) == (StopReason.ORDERED, "on node 0 (host-0): SIGINT")
 
 
 def test_a_report_of_what_lingered(nodes: Nodes) -> None:
@@ -195,7 +195,7 @@ def test_one_that_has_not_come_is_not_lost(nodes: Nodes) -> None:
     assert (first.lost(now), first.missing, first.unfinished) == ([], ["node 1"], [])
     stopped = GroupReport((), StopReason.ORDERED, None, "SIGINT")
     first.tell_failure(stopped)
-    assert first.merge(stopped).detail == "SIGINT, on node 0 (host-0)"
+    assert first.merge(stopped).detail == "on node 0 (host-0): SIGINT"
     assert first.merge(stopped).hosts == ("host-0", "")
 
 
@@ -261,7 +261,7 @@ def test_every_reason_comes_through(nodes: Nodes) -> None:
     first.look(BEGAN)
     merged = first.merge(GroupReport((), StopReason.NODE_FAILED, None))
     assert merged.reason is StopReason.PREEMPTED
-    assert merged.detail == "“quoted”\nline, on node 1 (host-1)"
+    assert merged.detail == "on node 1 (host-1): “quoted”\nline"
     words = [json.loads(line) for line in (nodes.folder / "node_1.jsonl").read_text().splitlines()]
     assert [list(word) for word in words] == [["here"], ["failing"]]
 

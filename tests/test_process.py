@@ -362,16 +362,18 @@ def test_watching_a_process(runner: Runner) -> None:
 
 
 def test_kill_marked(runner: Runner, tmp_path: Path) -> None:
-    """Every process with just this variable and value is killed, a fork of it, too; others live."""
-    mark = {"HYDRA_DDP_TEST_MARK": runner.marker}
+    """Every process with just these variables and values is killed, a fork of it, too; others live."""
+    mark = {"HYDRA_DDP_TEST_MARK": runner.marker, "GROUP_RANK": "1"}
     script = "setsid sleep 1000 & echo ready; sleep 1000"
     marked = runner.start("sh", "-c", script, env=mark)
-    other = runner.start("sleep", "1000", env={"HYDRA_DDP_TEST_MARK": f"{runner.marker}2"})
+    differing = {"HYDRA_DDP_TEST_MARK": f"{runner.marker}2"}, {"GROUP_RANK": "0"}
+    others = [runner.start("sleep", "1000", env={**mark, **one}) for one in differing]
     assert marked.stdout is not None and marked.stdout.readline() == "ready\n"
-    assert _process.kill_marked("HYDRA_DDP_TEST_MARK", runner.marker, 5) == []
+    assert _process.kill_marked(mark, 5) == []
     marked.communicate()
     assert marked.returncode == -signal.SIGKILL
-    assert other.poll() is None
-    assert set(runner.alive()) == {other.pid}
-    other.kill()
-    other.communicate()
+    assert set(runner.alive()) == {other.pid for other in others}
+    for other in others:
+        assert other.poll() is None
+        other.kill()
+        other.communicate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import math
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from hydra_plugins.hydra_ddp_subprocess_launcher._choices import Resume
 from hydra_plugins.hydra_ddp_subprocess_launcher._events import (
     Event,
     JobEnded,
@@ -19,6 +21,7 @@ from hydra_plugins.hydra_ddp_subprocess_launcher._events import (
     JobsAdded,
     JobSkipped,
     JobStarted,
+    JobSubmitted,
     SweepBegan,
     SweepStopped,
     json_value,
@@ -26,7 +29,9 @@ from hydra_plugins.hydra_ddp_subprocess_launcher._events import (
 from hydra_plugins.hydra_ddp_subprocess_launcher._files import SweepPaths
 from hydra_plugins.hydra_ddp_subprocess_launcher._journal import Journal, read_events, read_journal
 from hydra_plugins.hydra_ddp_subprocess_launcher._ledger import Ledger
+from hydra_plugins.hydra_ddp_subprocess_launcher._nodes import JobEnd, JobFolder
 from hydra_plugins.hydra_ddp_subprocess_launcher._records import JobRecord, JobState, SweepRecord
+from hydra_plugins.hydra_ddp_subprocess_launcher._resume import Earlier
 
 EVENTS: list[Event] = [
     SweepBegan(1.0, 42, "here", ("python", "train.py"), "/work", "0.1"),
@@ -126,6 +131,82 @@ def test_the_journal_has_it_all(tmp_path: Path) -> None:
     assert record.jobs == FINAL and record.stopped_by == "SIGINT"
     lines = path.read_text(encoding="ascii").splitlines()
     assert [json.loads(line)["event"] for line in lines] == [type(event).__name__ for event in EVENTS]
+
+
+ON_CLUSTER: list[Event] = [
+    SweepBegan(1.0, 42, "here", ("python",), "/work", "0.1", 15.0, "/sweep"),
+    JobsAdded(2.0, 0, (("x=1",), ("x=2",)), 2),
+    JobSubmitted(3.0, 0, "7_0", "/sweep/.ddp/nodes/a/0", "abc"),
+    JobSubmitted(3.0, 1, "7_1", "/sweep/.ddp/nodes/a/1", "def"),
+    JobStarted(4.0, 0, 0, 4, (), "/sweep/7_0", "id-0", "abc", ("n1", "n2")),
+    JobSubmitted(5.0, 0, "7_0", "/sweep/.ddp/nodes/a/0", "abc"),
+    JobStarted(9.0, 0, 1, 4, (), "/sweep/7_0", "id-1", "abc", ("n3", "n4")),
+    JobEnded(11.0, 0, True, 1, "1", "", 7.0, True),
+    JobSkipped(12.0, 1, "cancelled after SIGINT"),
+]
+
+
+def test_jobs_on_a_cluster(tmp_path: Path) -> None:
+    """A job is pending with its id until it runs on its nodes, and again when it is queued again; so it reads back."""
+    record, seen = SweepRecord(), []
+    for event in ON_CLUSTER:
+        record.apply(event)
+        seen.append([(job.state.name, job.job_id, job.nodes, job.attempts) for job in record.jobs.values()][:1])
+    assert [one for (one,) in seen[1:]] == [
+        ("WAITING", "", (), 0),
+        ("PENDING", "7_0", (), 0),
+        ("PENDING", "7_0", (), 0),
+        ("RUNNING", "7_0", ("n1", "n2"), 1),
+        ("PENDING", "7_0", (), 1),
+        ("RUNNING", "7_0", ("n3", "n4"), 2),
+        ("COMPLETED", "7_0", ("n3", "n4"), 2),
+        ("COMPLETED", "7_0", ("n3", "n4"), 2),
+    ]
+    assert record.jobs[0].began_at == 4.0, "the first start"
+    assert (record.jobs[1].state, record.jobs[1].job_id) == (JobState.NEVER_STARTED, "7_1")
+    began = dataclasses.replace(ON_CLUSTER[0], sweep_dir="")
+    path = written(tmp_path, [began, *ON_CLUSTER[1:]])
+    assert list(read_events(str(path)))[1:] == ON_CLUSTER[1:]
+    assert read_journal(str(path)).jobs == record.jobs
+
+
+def test_a_sweep_that_was_moved_finds_where_its_jobs_meet(tmp_path: Path) -> None:
+    """Folders below the sweep directory are where that is now."""
+    path = tmp_path / ".ddp" / "journal.jsonl"
+    path.parent.mkdir()
+    journal = Journal(str(path))
+    for event in ON_CLUSTER:
+        journal.append(event)
+    jobs = read_journal(str(path)).jobs
+    assert jobs[1].folder == str(tmp_path / ".ddp/nodes/a/1") and jobs[0].run_dir == str(tmp_path / "7_0")
+
+
+def test_every_run_that_was_left_is_known() -> None:
+    """A later run of the sweep that could not start a job does not hide one that is still on the cluster."""
+    record = SweepRecord()
+    refused = JobEnded(22.0, 0, False, None, "", "It is on the cluster with another config", None)
+    again = [SweepBegan(20.0, 43, "here", ("python",), "/work", "0.1"), JobsAdded(21.0, 0, (("x=1",), ("x=2",)), 2)]
+    for event in [*ON_CLUSTER[:5], *again, refused]:
+        record.apply(event)
+    earlier = Earlier(record, Resume.unfinished)
+    known = earlier.find(0, ("x=1",), "", "abc")
+    assert known is not None and known.state is JobState.FAILED
+    assert [job.job_id for job in earlier.lost(0, ("x=1",), "")] == ["7_0"]
+    assert earlier.find(1, ("x=2",), "", "def") is not None
+    assert [job.job_id for job in earlier.lost(1, ("x=2",), "")] == ["7_1"]
+    assert earlier.find(2, ("x=3",), "", "abc") is None and earlier.lost(2, ("x=3",), "") == []
+
+
+def test_a_run_that_was_left_and_has_ended(tmp_path: Path) -> None:
+    """What its nodes have written of its end counts."""
+    record = SweepRecord()
+    for event in (*ON_CLUSTER[:2], JobSubmitted(3.0, 0, "7_0", str(tmp_path), "abc")):
+        record.apply(event)
+    JobFolder(str(tmp_path)).publish_end(JobEnd(False, "timed-out too many times"))
+    earlier = Earlier(record, Resume.unfinished)
+    known = earlier.find(0, ("x=1",), "", "abc")
+    assert known is not None and (known.state, known.cause) == (JobState.FAILED, "timed-out too many times")
+    assert earlier.lost(0, ("x=1",), "") == []
 
 
 @pytest.mark.parametrize("cut", range(0, 120, 7))

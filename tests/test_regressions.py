@@ -16,8 +16,8 @@ from test_spawner import Job, link, spec  # noqa: F401
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _files
 from hydra_plugins.hydra_ddp_subprocess_launcher._files import JobPaths, make_job_folder
-from hydra_plugins.hydra_ddp_subprocess_launcher._keeper import Stop
 from hydra_plugins.hydra_ddp_subprocess_launcher._logs import LogTee
+from hydra_plugins.hydra_ddp_subprocess_launcher._orders import Stop
 from hydra_plugins.hydra_ddp_subprocess_launcher._report import duration
 from hydra_plugins.hydra_ddp_subprocess_launcher._results import judge
 from hydra_plugins.hydra_ddp_subprocess_launcher._rules import GroupRules

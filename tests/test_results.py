@@ -396,6 +396,17 @@ def test_a_job_return() -> None:
     assert result.hydra_cfg is not None and result.hydra_cfg.hydra.job.name == "app"
 
 
+def test_hydras_part_is_moved() -> None:
+    """Hydra's part of the config stands alone and is read-only as Hydra's copy is, but is none: that takes long."""
+    config = job_config()
+    part = config.hydra
+    hydra_cfg = made(config, Verdict(completed=True, value=None)).hydra_cfg
+    assert isinstance(hydra_cfg, DictConfig)
+    assert hydra_cfg.hydra is part and part._get_root() is hydra_cfg
+    assert OmegaConf.is_readonly(part) and not OmegaConf.is_readonly(hydra_cfg)
+    assert pickle.loads(pickle.dumps(hydra_cfg)) == hydra_cfg
+
+
 @pytest.mark.parametrize(("chdir", "changes"), [(True, True), (False, False)])
 def test_the_working_directory(chdir: bool, changes: bool) -> None:
     """The working directory is the run directory where the job changed into it."""
@@ -451,7 +462,16 @@ def test_the_node_that_failed_first(verdict: Callable[..., Verdict], first: int)
     late, early = failed(50.0, summary="ValueError: late"), failed(1.0, summary="ValueError: early")
     outcomes = [None, late if first == 1 else early, None, late if first == 3 else early]
     judged = verdict(
-        report((first, 1), (4 - first, 1), (0, -15, True), (2, -15, True), reason=RANK_FAILED, cause=first, **NODES),
+        report(
+            (first, 1),
+            (4 - first, 1),
+            (0, -15, True),
+            (2, -15, True),
+            reason=RANK_FAILED,
+            cause=first,
+            first_node=first // 2,
+            **NODES,
+        ),
         *outcomes,
     )
     node, host = divmod(first, 2)[0], "ab"[first // 2]
@@ -465,7 +485,7 @@ def test_a_lost_peer_on_the_node_that_told_first(verdict: Callable[..., Verdict]
     lost = failed(1.0, summary="RuntimeError: Connection closed by peer")
     cause = failed(2.0, summary="ValueError: broken")
     judged = verdict(
-        report((0, 1), (3, 1), (1, -15, True), (2, -15, True), reason=RANK_FAILED, cause=0, **NODES),
+        report((0, 1), (3, 1), (1, -15, True), (2, -15, True), reason=RANK_FAILED, cause=0, first_node=0, **NODES),
         *(lost, None, None, cause),
     )
     assert judged.cause == "rank 3 (node 1, b): ValueError: broken"
@@ -488,5 +508,5 @@ def test_a_job_that_another_node_ended(verdict: Callable[..., Verdict], reason: 
 
 def test_a_node_that_did_not_come(verdict: Callable[..., Verdict]) -> None:
     """A host that is not known is called so."""
-    ended = report(reason=StopReason.START_FAILED, cause=2, detail="no such folder, on node 1 ()", hosts=("a", ""))
+    ended = report(reason=StopReason.START_FAILED, cause=2, detail="on node 1 (): no such folder", hosts=("a", ""))
     assert "rank 2 (node 1, unknown host) could not be started" in verdict(ended, *(None,) * 4).block

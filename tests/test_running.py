@@ -16,9 +16,9 @@ from starts import job_start
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _running
 from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
-from hydra_plugins.hydra_ddp_subprocess_launcher._keeper import Started
+from hydra_plugins.hydra_ddp_subprocess_launcher._orders import Started
 from hydra_plugins.hydra_ddp_subprocess_launcher._running import RunningJob
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport
+from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, Limits
 from hydra_plugins.hydra_ddp_subprocess_launcher._start import Attempt
 
 NOTHING: Any = None
@@ -80,6 +80,23 @@ def test_a_killed_keeper_behind_a_socket_that_stays_open(ends: tuple[Channel, Ch
     assert job.lost_at == now
     job.insist(now + 11)
     assert spawner.done == ["killed"]
+    assert job.keeper is not None
+    job.keeper.close()
+
+
+def test_no_time_runs_while_it_waits_for_other_nodes(ends: tuple[Channel, Channel]) -> None:
+    """A time limit is for ranks: a keeper that has not started its own yet is not taken for one that hangs."""
+    start = job_start("/nowhere", 1, "of no process", meeting="/meeting", limits=Limits(1.0, timeout_s=10.0))
+    job = RunningJob(start, NOTHING, Attempt(), NOTHING, ends[0], [])
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as keeper:
+        ends[1].send(Started(keeper.pid, ()))
+        job.hear()
+        job.insist(time.monotonic() + 1000)
+        assert keeper.poll() is None
+        ends[1].send(Started(keeper.pid, (keeper.pid,)))
+        job.hear()
+        job.insist(time.monotonic() + 1000)
+        assert keeper.wait(10) == -9
     assert job.keeper is not None
     job.keeper.close()
 

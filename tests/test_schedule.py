@@ -117,6 +117,19 @@ def test_a_large_job_is_overtaken_at_most_so_often() -> None:
     assert [turn.job for turn in start_all(schedule)] == [1]
 
 
+def test_no_overtaking() -> None:
+    """Where others wait for the jobs in order, none passes one whose devices other people have."""
+    busy = {"1"}
+    schedule = scheduled(Pool(("0", "1"), max_jobs=1, in_order=True), [2, 1])
+    assert schedule.choose(lambda device: device not in busy) is None
+    busy.clear()
+    turn = schedule.choose(lambda device: device not in busy)
+    assert turn == Turn(0, 2, ("0", "1"))
+    schedule.start(turn)
+    schedule.end(0)
+    assert [one.job for one in start_all(schedule)] == [1]
+
+
 def test_a_job_of_unknown_size() -> None:
     """It does not start before its size is known; first in line it holds the others up, elsewhere it does not."""
     schedule = scheduled(Pool(("0", "1")), [None, 1, None, 1])

@@ -1,48 +1,19 @@
-"""Options of the launchers that go through submitit, and what those launchers ask it to do."""
+"""Options of the launchers that go through submitit."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import shlex
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
-from . import _machine, _signals
 from . import config as _config
 from ._choices import OnInterrupt
 from ._errors import OptionError
-from ._records import JobRecord
 from ._settings import LaunchSettings, check_names, choice, count, read_settings, whole
 from .config import DDPOptions, DDPSubprocessLauncherConf
 
-# Of a name and value that submitit's executors take when they are made, not with the other parameters.
-_INIT_OPTIONS = ("submitit_folder", "max_num_timeout")
 _GPUS = re.compile(r"(?:^|,)\s*gpu(?::[^:,(]+)*?(?::(\d+))?(?=[(,\s]|$)")
-# Seconds for a command of SLURM; its own timeouts are shorter.
-_COMMAND_S = 60.0
-# Seconds for accounting to hear of a job.
-_UNKNOWN_S = 15.0
-# As submitit counts them (`InfoWatcher.is_done`), and what SLURM has besides.
-_ALIVE = (
-    *("READY", "PENDING", "RUNNING", "UNKNOWN", "REQUEUED", "COMPLETING", "PREEMPTED"),
-    *("CONFIGURING", "SUSPENDED", "RESIZING", "REQUEUE", "STOPPED", "SIGNALING", "STAGE_OUT", "SPECIAL_EXIT"),
-)
-# SLURM's words for a job that has ended for good, beside those that submitit counts as such.
-_HINTS = {
-    "OUT_OF_MEMORY": "Ask for more memory (hydra.launcher.mem_gb).",
-    "TIMEOUT": "Ask for more time (hydra.launcher.timeout_min), or let jobs be started again (max_num_timeout).",
-    "NODE_FAIL": "A node failed: run it again (hydra.launcher.resume=failed).",
-    "PREEMPTED": "It was preempted and not queued again: run it again (hydra.launcher.resume=failed).",
-    "CANCELLED": "Somebody cancelled it, as by scancel.",
-}
 
 
 @dataclass(frozen=True)
@@ -131,162 +102,3 @@ def _gpus(options: Mapping[str, Any]) -> int | None:
             return count(name, options[name])
     found = _GPUS.search(str(options.get("gres") or ""))
     return None if found is None else int(found[1] or 1)
-
-
-def make_executor(cluster: Cluster) -> Any:
-    """Return submitit's executor.
-
-    Raises:
-        OptionError: when it refuses the options, or is not available here.
-    """
-    import submitit
-
-    folder = cluster.queue["submitit_folder"]
-    init = {"slurm_max_num_timeout": cluster.queue["max_num_timeout"]} if cluster.executor == "slurm" else {}
-    try:
-        executor = submitit.AutoExecutor(folder=folder, cluster=cluster.executor, **init)
-        executor.update_parameters(**executor_parameters(cluster))
-    except (RuntimeError, ValueError, TypeError, OSError) as error:
-        raise OptionError(f"submitit refuses the options of hydra.launcher: {error}") from error
-    return executor
-
-
-def executor_parameters(cluster: Cluster) -> dict[str, Any]:
-    """Return what submitit's AutoExecutor is to be told; what only one executor knows has its name before it."""
-    from hydra_plugins.hydra_submitit_launcher.config import BaseQueueConf
-
-    shared = {field.name for field in fields(BaseQueueConf)}
-    return {
-        name if name in shared else f"{cluster.executor}_{name}": value
-        for name, value in cluster.queue.items()
-        if name not in _INIT_OPTIONS and value is not None
-    }
-
-
-def sbatch_text(cluster: Cluster, jobs: int) -> str:
-    """Return the file that would be handed to sbatch, also where there is no SLURM.
-
-    Args:
-        cluster: What jobs ask for.
-        jobs: How many there are.
-    """
-    from submitit.slurm import slurm
-
-    # Past its __init__, which insists on `srun`.
-    executor: Any = object.__new__(slurm.SlurmExecutor)
-    executor.python = shlex.quote(sys.executable)
-    executor.folder = Path(cluster.queue["submitit_folder"]).expanduser().absolute()
-    parameters = {name.removeprefix("slurm_"): value for name, value in executor_parameters(cluster).items()}
-    return str(
-        slurm._make_sbatch_string(
-            command=executor._submitit_command_str,
-            folder=executor.folder,
-            map_count=jobs if jobs > 1 else None,
-            **executor._convert_parameters(parameters),
-        )
-    )
-
-
-@contextlib.contextmanager
-def outside_allocation() -> Iterator[None]:
-    """Hide the variables of an allocation in which this process runs: a job submitted from it would inherit them."""
-    import submitit
-
-    if "SLURM_JOB_ID" not in os.environ and "SUBMITIT_EXECUTOR" not in os.environ:
-        yield
-        return
-    with submitit.helpers.clean_env():
-        yield
-
-
-def cancel(jobs: Sequence[Any]) -> str:
-    """Cancel submitit's jobs, those of SLURM by one command; return what went wrong, if anything did."""
-    ids = []
-    for job in jobs:
-        if type(job).__name__ == "SlurmJob":
-            ids.append(job.job_id)
-        elif job._process is not None:
-            job.cancel(check=False)
-        elif _is_controller(job):
-            # Another process started it. As submitit's own `cancel`.
-            _signals.send_signal([int(job.job_id)], signal.SIGINT)
-    return _command("scancel", *ids)[1] if ids else ""
-
-
-def _command(*argv: str) -> tuple[str, str]:
-    """Return what a command of SLURM has printed, and what went wrong, if anything did."""
-    try:
-        ran = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=_COMMAND_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return "", str(error)
-    return ran.stdout, (ran.stderr.strip() or f"{argv[0]}: exit code {ran.returncode}") if ran.returncode else ""
-
-
-def _is_controller(job: Any) -> bool:
-    """Return whether a local job of another process still has its process, and not another one has its number."""
-    try:
-        words = Path(f"/proc/{job.job_id}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return not Path("/proc/self").exists() and _machine.is_running(int(job.job_id))
-    # One that is a zombie has no words any more.
-    return b"submitit.local._local" in words
-
-
-def still_there(cluster: Cluster, record: JobRecord) -> str:
-    """Return the state of a job that an earlier launching process has submitted, if it has not ended; else empty."""
-    if not record.job_id or record.state.over:
-        return ""
-    job = find_job(cluster, record.job_id)
-    until = time.monotonic() + _UNKNOWN_S
-    # One that was submitted a moment ago may not be known yet.
-    while (state := state_of(job, ask=True)) == "UNKNOWN" and time.monotonic() < until:
-        time.sleep(1.0)
-    return "" if has_ended(state) or state == "UNKNOWN" else state
-
-
-def find_job(cluster: Cluster, job_id: str) -> Any:
-    """Return submitit's job with an id, of another process."""
-    from submitit.local import local
-    from submitit.slurm import slurm
-
-    kind = slurm.SlurmJob if cluster.executor == "slurm" else local.LocalJob
-    return kind(folder=cluster.queue["submitit_folder"], job_id=job_id, tasks=list(range(cluster.nodes)))
-
-
-def state_of(job: Any, *, ask: bool = False) -> str:
-    """Return the cluster's word for the state of submitit's job; `UNKNOWN` where it has none.
-
-    Args:
-        job: Submitit's job.
-        ask: Ask the cluster in any case, and not only when the last answer is old.
-    """
-    if type(job).__name__ == "LocalJob" and job._process is None:
-        # Another process started it; its id is its pid.
-        return "RUNNING" if _is_controller(job) else "FINISHED"
-    if type(job).__name__ == "LocalJob":
-        return str(job.state)
-    state = str(job.watcher.get_state(job.job_id, mode="force" if ask else "standard"))
-    if not has_ended(state) and not state.startswith("PREEMPTED"):
-        return state
-    # Accounting tells of each run of a job. Whether it is queued again after this one, the controller knows.
-    queued = [word for word in _command("squeue", "-h", "-j", job.job_id, "-o", "%T")[0].split() if not has_ended(word)]
-    if not queued or queued[0].startswith("COMPLETING"):
-        return state
-    job.watcher._finished.discard(job.job_id)
-    return queued[0]
-
-
-def has_ended(state: str) -> bool:
-    """Return whether the cluster will not run a job any more, by its state; not so for PREEMPTED, which may follow."""
-    return not any(state.startswith(word) for word in _ALIVE)
-
-
-def how_to_cancel(cluster: Cluster, job_id: str) -> str:
-    """Return a sentence, without its end, on how to cancel a job."""
-    command = "scancel" if cluster.executor == "slurm" else "kill -INT"
-    return f"Cancel it with `{command} {job_id}`"
-
-
-def hint(state: str) -> str:
-    """Return what to do about a job that the cluster has ended; may be empty."""
-    return next((words for name, words in _HINTS.items() if state.startswith(name)), "")

@@ -6,7 +6,7 @@ import sys
 
 from hydra.core.utils import JobReturn
 
-from . import _cluster, _results
+from . import _results, _submitit
 from ._commands import shell_comment, shell_words
 from ._describe import describe_start
 from ._footprint import Footprint
@@ -46,7 +46,9 @@ def show_submission(
             returns.append(job_return)
             submitted += is_submitted
         assert sweep.cluster is not None
-        text = _cluster.sbatch_text(sweep.cluster, submitted) if sweep.cluster.executor == "slurm" and submitted else ""
+        text = (
+            _submitit.sbatch_text(sweep.cluster, submitted) if sweep.cluster.executor == "slurm" and submitted else ""
+        )
     finally:
         footprint.restore()
     head = f"dry run: {submitted} job{'s' * (submitted != 1)} for {sweep.cluster.executor}. Nothing is submitted."

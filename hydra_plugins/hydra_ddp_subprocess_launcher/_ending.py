@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import NoReturn
 
-from . import _keeper, _results, _signals
+from . import _orders, _results, _signals
 from ._debug import DebugSession
 from ._line import Line
 from ._progress import Progress
@@ -70,7 +70,7 @@ class Ending:
             rank = self._debugging.receiver(number, time.monotonic()) if self._running else None
             if rank is not None or number in _signals.FORWARDED_SIGNALS:
                 for job in self._running.values():
-                    job.channel.send(_keeper.Forward(number, rank))
+                    job.channel.send(_orders.Forward(number, rank))
             elif number in _signals.STOP_SIGNALS:
                 self._stop(number)
             else:

@@ -66,11 +66,10 @@ def root_cause(report: GroupReport, outcomes: Sequence[Outcome | None], paths: J
         return Failure(report.cause, report.began_at)
     hung = report.cause is None and report.reason is not None
     before = [failure for failure in failures if not hung or not _was_stopped(exits, failure.rank)]
-    first = None if report.cause is None else _node_of(report, report.cause, len(outcomes))
 
     def order(failure: Failure) -> tuple[bool, bool, float]:
         # Clocks of several nodes differ: of those the one that told of a failure first has the cause.
-        elsewhere = _node_of(report, failure.rank, len(outcomes)) != first
+        elsewhere = _node_of(report, failure.rank, len(outcomes)) != report.first_node
         return lost_a_peer(failure), elsewhere, failure.at
 
     # A rank whose peer went away often fails first: the peer is still on its way out of its `finally`.

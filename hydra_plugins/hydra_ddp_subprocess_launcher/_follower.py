@@ -124,13 +124,17 @@ class Follower:
         pool, gate = self._sweep.pool, self._sweep.gate
         pool.nproc(nproc)
         obtained: tuple[str, ...] = ()
+        said: dict[str, str] = {}
 
         def are_obtained() -> bool:
             nonlocal obtained
             obtained = tuple(device for device in pool.devices if gate.obtain(device))[:nproc]
             gate.keep_only(obtained)
-            for device, why in gate.take_refused().items():
-                _log.debug("Device %s %s", device, why)
+            refused = gate.take_refused()
+            for device, why in refused.items() if len(obtained) < nproc else ():
+                if said.get(device) != why:
+                    said[device] = why
+                    _log.info("Waiting for device %s: it %s", device, why)
             return len(obtained) == nproc
 
         if not pool.devices:

@@ -61,7 +61,6 @@ def _nproc_per_node(config: DictConfig) -> Any:
     try:
         if not OmegaConf.is_interpolation(config.hydra.launcher, "nproc_per_node"):
             return config.hydra.launcher.nproc_per_node
-        # Not at once for all: this makes a copy of Hydra's part of the config.
         with hydra_config(config):
             return OmegaConf.select(config, "hydra.launcher.nproc_per_node")
     except Exception:  # noqa: BLE001  (a resolver may raise anything; the job fails of it when its turn comes)
@@ -113,14 +112,15 @@ class ComposeSpool:
 
 
 @contextlib.contextmanager
-def hydra_config(config: DictConfig) -> Iterator[DictConfig]:
-    """Let `${hydra:…}` mean this config while the block runs; yields Hydra's own copy of its part of the config."""
+def hydra_config(config: DictConfig) -> Iterator[None]:
+    """Let `${hydra:…}` mean this config while the block runs; Hydra's part of it is read-only from then on."""
     holder = HydraConfig.instance()
     earlier = holder.cfg
+    OmegaConf.set_readonly(config.hydra, True)
     try:
-        holder.set_config(config)
-        assert isinstance(holder.cfg, DictConfig)
-        yield holder.cfg
+        # Not by `set_config`, whose copy takes longer than all else that freezes a job.
+        holder.cfg = config  # type: ignore[assignment]
+        yield
     finally:
         holder.cfg = earlier
 
@@ -157,14 +157,12 @@ def freeze(config: DictConfig, job_num: int, run_dir: str | None = None, job_id:
     with read_write(config.hydra), open_dict(config.hydra):
         config.hydra.job.id = str(job_num) if job_id is None else job_id
         config.hydra.job.num = job_num
-    # One for all, as it takes longer than the rest. It is a copy: what is changed is changed in both.
-    with hydra_config(config) as seen:
+    with hydra_config(config):
         sweep_dir = os.path.abspath(_resolved(config, "hydra.sweep.dir", job_num))
         if run_dir is None:
             run_dir = os.path.abspath(os.path.join(sweep_dir, _resolved(config, "hydra.sweep.subdir", job_num)))
-        for one in (config, seen):
-            with read_write(one.hydra.runtime), open_dict(one.hydra.runtime):
-                one.hydra.runtime.output_dir = escape_interpolations(run_dir)
+        with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
+            config.hydra.runtime.output_dir = escape_interpolations(run_dir)
         env_set = _resolved_env_set(config)
         # A job sees its own variables.
         with env_override(env_set):
@@ -190,8 +188,18 @@ def set_job_id(config: DictConfig, token: str, job_id: str, run_dir: str) -> Non
         config.hydra.runtime.output_dir = escape_interpolations(run_dir)
     for cache in OmegaConf.get_cache(config).values():
         for key, value in list(cache.items()):
-            if isinstance(value, str):
-                cache[key] = value.replace(token, job_id)
+            cache[key] = _replaced(value, token, job_id)
+
+
+def _replaced(value: Any, token: str, text: str) -> Any:
+    """Return what a resolver has made of a token, as if it had been given the text."""
+    if isinstance(value, str):
+        return value.replace(token, text)
+    if type(value) is dict:
+        return {_replaced(key, token, text): _replaced(part, token, text) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_replaced(part, token, text) for part in value)
+    return value
 
 
 def _resolved(config: DictConfig, key: str, job_num: int) -> str:

@@ -7,15 +7,17 @@ import contextlib
 import itertools
 import logging
 import os
+import signal
 import time
 import uuid
 from collections.abc import Callable
 
-from . import _machine
+from . import __version__, _machine
 from ._errors import LauncherError, StartError
 from ._files import write_text
 from ._nodes import JobEnd, JobFolder
 from ._peers import BEAT_S, Peers, refresh_names
+from ._signals import STOP_SIGNALS
 from ._specs import GroupReport, Meeting, StopReason
 from ._start import JobStart
 
@@ -40,6 +42,8 @@ class Gathering:
 
     def __init__(self, folder: str, node: int, nnodes: int) -> None:
         self._folder = folder
+        self._pid = os.getpid()
+        self._node = node
         self._nnodes = nnodes
         self._peers = Peers(Meeting(folder, node, nnodes), _machine.host(), time.monotonic())
         self._looked_at = 0.0
@@ -87,7 +91,7 @@ class Gathering:
         try:
             _wait(self._all_are_here, lambda: f"Waiting for {', '.join(self.missing)} ({_NNODES}={self._nnodes})")
         except BaseException as error:
-            self.leave(str(error) if isinstance(error, LauncherError) else type(error).__name__)
+            self.leave(why_it_ends(error))
             raise
 
     def _all_are_here(self) -> bool:
@@ -138,9 +142,13 @@ class Gathering:
         Args:
             report: Of a job.
         """
-        if report is not None and report.reason is StopReason.LAUNCHER_LOST:
-            # This one is there.
+        if report is None or report.first_node in (None, self._node) or self._gone:
+            return
+        if report.reason is StopReason.LAUNCHER_LOST:
             self._gone = f"{StopReason.LAUNCHER_LOST.value} {report.detail}"
+        elif report.reason is StopReason.ORDERED and self._node == 0:
+            # The first node alone has other reasons for it than to leave.
+            self._gone = f"a node was stopped ({report.detail})"
 
     def look(self) -> str:
         """Give a sign of life, and return which node has left the sweep; empty: none."""
@@ -166,16 +174,30 @@ class Gathering:
         Args:
             why: One line.
         """
-        self._peers.tell_failure(GroupReport((), StopReason.ORDERED, None, " ".join(why.split()).rstrip(".")))
+        # Not at the end of a process that the user's program has forked.
+        if os.getpid() == self._pid:
+            self._peers.tell_failure(GroupReport((), StopReason.ORDERED, None, " ".join(why.split()).rstrip(".")))
+
+
+def why_it_ends(error: BaseException) -> str:
+    """Return how to tell the other nodes what ends this process's part of the sweep."""
+    if isinstance(error, LauncherError):
+        return str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return signal.SIGINT.name
+    stopped_by = {128 + number: signal.Signals(number).name for number in STOP_SIGNALS}
+    if isinstance(error, SystemExit) and error.code in stopped_by:
+        return stopped_by[error.code]
+    return f"{type(error).__name__}: {error}"
 
 
 def _caller(session: str, name: str, nnodes: int) -> Callable[[], None]:
     """Return what writes, for those who come, that this run of a sweep is alive."""
-    calls = itertools.count(1)
+    calls, alike = itertools.count(1), f"{nnodes} {__version__}"
 
     def call() -> None:
         # They tell by the growing number that it is not what an earlier run left.
-        write_text(session, f"{name} {next(calls)} {nnodes}\n")
+        write_text(session, f"{name} {next(calls)} {alike}\n")
 
     return call
 
@@ -197,6 +219,8 @@ def _wait_for_call(meetings: str, session: str, nnodes: int) -> str:
             f"{_NNODES}={nnodes} here, but {last[2]} at node 0: start all nodes with the same command but for "
             "hydra.launcher.node_rank."
         )
+    if last[3] != __version__:
+        raise StartError(f"Version {__version__} of the launcher is here, but {last[3]} at node 0: install one on all.")
     if os.stat(session).st_uid != os.getuid():
         raise StartError(
             f"{session} is another user's: run all nodes as one user, whom all of them know by one number."
@@ -204,14 +228,14 @@ def _wait_for_call(meetings: str, session: str, nnodes: int) -> str:
     return last[0]
 
 
-def _read(session: str) -> tuple[str, str, str] | None:
-    """Return name, number and number of nodes of the last call; None: there was none."""
+def _read(session: str) -> tuple[str, str, str, str] | None:
+    """Return name, number, number of nodes and version of the last call; None: there was none."""
     try:
         with open(session, encoding="utf-8") as file:
-            name, calls, nnodes = file.read().split()
+            name, calls, nnodes, version = file.read().split()
     except (OSError, ValueError):
         return None
-    return name, calls, nnodes
+    return name, calls, nnodes, version
 
 
 def _wait(until: Callable[[], bool], said: Callable[[], str]) -> None:

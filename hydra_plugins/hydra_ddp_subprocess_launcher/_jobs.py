@@ -19,6 +19,7 @@ from ._hub import Hub
 from ._line import Line
 from ._logs import LOOK_INTERVAL_S
 from ._nodes import JobEnd, tell_for_keeper
+from ._peers import refresh_names
 from ._plan import PlannedJob
 from ._progress import Progress
 from ._report import shown
@@ -229,9 +230,12 @@ class Batch:
         tell_for_keeper(job.start, 0, job.report)
         if self._sweep.gathering is not None:
             self._sweep.gathering.learn(job.report)
+        if job.start.meeting:
+            # What the ranks on other nodes wrote.
+            refresh_names(job.start.paths.folder)
         self._compare_configs(job)
         plan = self._plans.pop(job.start.number)
-        verdict = self._verdict(job)
+        verdict = _results.judge_safely(job.report, job.start)
         again = None
         if not self._ending.starts_none:
             again = job.next_attempt(verdict.completed, own_port=self._sweep.settings.master_port is None)
@@ -250,13 +254,6 @@ class Batch:
     def _end_for_good(self, plan: PlannedJob, attempt: Attempt, verdict: Verdict) -> None:
         self._line.job_ended(plan.number)
         self._finish(plan.number, plan.config, plan.run_dir, time.monotonic() - attempt.since, verdict)
-
-    def _verdict(self, job: RunningJob) -> Verdict:
-        try:
-            return _results.judge(job.report, job.start)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  (what is the user's may raise wherever it is touched)
-            why = f"what its ranks stored cannot be used: {type(error).__name__}: {error}"
-            return _results.failed_before_start(JobFailedError(f"{why}\nThe logs are in {job.start.paths.folder}."))
 
     def _finish(
         self, number: int, config: DictConfig | None, run_dir: str, seconds: float | None, verdict: Verdict

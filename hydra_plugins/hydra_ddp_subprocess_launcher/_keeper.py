@@ -12,11 +12,12 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from . import _machine, _process, _signals
+from . import _process, _signals
 from ._channel import Channel
-from ._peers import Peers
+from ._company import Company
+from ._orders import Forward, Note, Preempt, Started, Stop
 from ._rules import Action, GroupRules
 from ._specs import GroupReport, GroupSpec
 
@@ -27,54 +28,10 @@ _KILL_INTERVAL_S = 0.01
 # dead disk.
 _NAME_LEFT_S = 5.0
 GIVE_UP_S = 60.0
-# Seconds between two looks at the other nodes, and until a line says which of them has not come.
-_GATHER_INTERVAL_S = 0.1
-_MISSING_NOTE_S = 10.0
 # Seconds within which a signal that comes here and one that is to be forwarded are one, sent to all processes of a job.
 _ONE_SIGNAL_S = 1.0
-
-
-@dataclass(frozen=True)
-class Started:
-    """Keeper to launcher: it is there, and then once more, that the ranks run.
-
-    Attributes:
-        keeper: Pid of the keeper.
-        ranks: One pid a rank; empty: they are still to be started, which may take a while on a dead disk.
-    """
-
-    keeper: int
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Note:
-    """Keeper to launcher: a line for the user."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Launcher to keeper: end the group, by SIGTERM first or `at_once`."""
-
-    at_once: bool
-    detail: str = ""
-
-
-@dataclass(frozen=True)
-class Forward:
-    """Launcher to keeper: send this signal to one rank, or to every rank (None)."""
-
-    signal: int
-    rank: int | None = None
-
-
-@dataclass(frozen=True)
-class Preempt:
-    """Launcher to keeper: pass this signal on to the ranks that handle it, give them time for it, and end the group."""
-
-    signal: int
+# Seconds for one of a cluster to come to all of them.
+_SENT_TO_ALL_S = 0.3
 
 
 def keep_job(sock: socket.socket, launcher: int, held: Sequence[int] = ()) -> None:
@@ -140,15 +97,18 @@ class _Group:
         self._rank_of: dict[int, int] = {}
         self._began_at = time.time()
         self._unstored = set(spec.ranks)
-        self._peers: Peers | None = None
-        self._look_at = 0.0
+        self._company = None
+        if spec.meeting is not None:
+            self._company = Company(spec.meeting, self._rules, self._hear, lambda line: self._tell(Note(line)))
+        self._hurried = False
         self._preempted = False
         self._heard_at: dict[int, float] = {}
 
     def run(self) -> GroupReport:
         self._tell(Started(os.getpid(), ()))
         self._obey(self._orders)
-        self._meet()
+        if self._company is not None:
+            self._company.meet()
         if self._rules.stopped is None:
             self._start_ranks()
         else:
@@ -157,7 +117,9 @@ class _Group:
         left = _process.has_children()
         if left:
             self._tell(Note(f"process {_left()} cannot be ended, and may hold its devices"))
-        return self._part(left)
+        if self._company is not None:
+            return self._company.part(lambda: self._report(left), lambda: self._hurried or self._channel.lost)
+        return self._report(left)
 
     def _report(self, left: bool) -> GroupReport:
         return replace(self._rules.report(), began_at=self._began_at, left=left)
@@ -174,70 +136,13 @@ class _Group:
             if action is Action.KILL:
                 killing_since = min(killing_since, time.monotonic())
             self._act(action)
-            self._tell_nodes()
+            if self._company is not None:
+                self._company.tell()
             for line in self._rules.notes(time.monotonic()):
                 self._tell(Note(line))
             if time.monotonic() > killing_since + _NAME_LEFT_S and not named:
                 named = True
                 self._tell(Note(f"process {_left()} does not end although it was killed"))
-
-    # The job's other nodes
-
-    def _meet(self) -> None:
-        """Wait until the keepers of all nodes are there."""
-        meeting = self._spec.meeting
-        if meeting is None:
-            return
-        began = time.monotonic()
-        try:
-            self._peers = Peers(meeting, _machine.host(), began)
-        except OSError as error:
-            why = f"{error.strerror}: {error.filename}, where its nodes meet"
-            self._rules.start_failed(self._spec.first_rank, why, began)
-            return
-        note_at = began + _MISSING_NOTE_S
-        while self._peers.missing and self._rules.stopped is None:
-            self._hear(_GATHER_INTERVAL_S)
-            self._peers.refresh()
-            self._look_at_nodes()
-            if self._peers.missing and time.monotonic() > note_at:
-                note_at = math.inf
-                self._tell(Note(f"waits for {', '.join(self._peers.missing)}"))
-        self._rules.begin(time.monotonic())
-
-    def _look_at_nodes(self) -> None:
-        now = time.monotonic()
-        if self._peers is None or now < self._look_at:
-            return
-        self._look_at = now + _GATHER_INTERVAL_S
-        self._peers.look(now)
-        if self._peers.failed:
-            self._rules.node_failed(self._peers.failed, now)
-        elif lost := self._peers.lost(now):
-            self._rules.node_lost(", ".join(lost), now)
-        elif self._peers.ended_well:
-            self._rules.node_ended(now)
-        self._tell_nodes()
-
-    def _tell_nodes(self) -> None:
-        if self._peers is not None and self._rules.concerns_all:
-            self._peers.tell_failure(self._rules.report())
-
-    def _part(self, left: bool) -> GroupReport:
-        """Tell the other nodes how this one's group ended, wait for theirs, and return what is known about all."""
-        if self._peers is None:
-            return self._report(left)
-        self._tell_nodes()
-        self._peers.tell_end(self._report(left))
-        lost: list[str] = []
-        while not self._channel.lost and set(self._peers.unfinished) - set(lost):
-            self._hear(_LOOK_INTERVAL_S)
-            self._look_at_nodes()
-            lost = self._peers.lost(time.monotonic())
-        self._tell_nodes()
-        self._peers.close()
-        # Anew: meanwhile the job may have been stopped.
-        return self._peers.merge(self._report(left))
 
     def _act(self, action: Action) -> None:
         if action is Action.DUMP:
@@ -288,7 +193,8 @@ class _Group:
         if action is Action.KILL:
             timeout = _KILL_INTERVAL_S
         self._hear(timeout)
-        self._look_at_nodes()
+        if self._company is not None:
+            self._company.look()
 
     def _hear(self, timeout: float) -> None:
         self._selector.modify(self._channel, self._interest(), "launcher") if not self._channel.lost else None
@@ -322,6 +228,8 @@ class _Group:
     def _obey(self, messages: Sequence[object]) -> None:
         for message in messages:
             if isinstance(message, Stop):
+                # Then nobody shall wait for other nodes, either.
+                self._hurried |= message.at_once
                 self._look_for_outcomes()
                 self._rules.stop_ordered(time.monotonic(), at_once=message.at_once, detail=message.detail)
             elif isinstance(message, Forward):
@@ -330,7 +238,14 @@ class _Group:
                 if time.monotonic() - self._heard_at.get(message.signal, -math.inf) > _ONE_SIGNAL_S:
                     _signals.send_signal(self._pids_of(wanted), message.signal)
             elif isinstance(message, Preempt):
-                self._preempt(message.signal, sent=False)
+                self._preempt(message.signal, sent=self._comes_here(message.signal))
+
+    def _comes_here(self, number: int) -> bool:
+        """Return whether a signal that the launcher tells of comes to this process, too, as it was sent to all."""
+        until = time.monotonic() + _SENT_TO_ALL_S
+        while not self._arrived.has(number) and time.monotonic() < until:
+            time.sleep(_KILL_INTERVAL_S)
+        return self._arrived.has(number)
 
     def _preempt(self, number: int, *, sent: bool) -> None:
         """Have the group ended for a signal of the cluster, which has sent it to the ranks itself if `sent`."""

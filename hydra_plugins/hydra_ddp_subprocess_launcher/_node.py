@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import selectors
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from . import _keeper, _signals
+from . import _orders, _signals
 from ._errors import StartError
 from ._gathering import Gathering
 from ._hub import Hub
@@ -25,6 +26,7 @@ _log = logging.getLogger(__name__)
 # Seconds between two looks at files of the first node, and at a keeper that may have stopped answering.
 _FILES_INTERVAL_S = 0.2
 _INSIST_INTERVAL_S = 1.0
+_ORPHANED = "the cluster's process that had started it here is gone"
 
 
 class Node:
@@ -34,14 +36,20 @@ class Node:
         number: Of this node.
         gathering: The processes like this one on the job's other nodes; None: there are none.
         preempted_by: Signal by which a cluster tells that the job will be interrupted and started again; None: none.
+        parent: Process without which nobody could end this one any more; None: there is none.
 
     Attributes:
         stopped_by: Signal that has stopped this node; None: none has.
         preempted: Whether `preempted_by` has come.
+        orphaned: Whether the parent is gone.
     """
 
-    def __init__(self, number: int, gathering: Gathering | None, preempted_by: int | None = None) -> None:
+    def __init__(
+        self, number: int, gathering: Gathering | None, preempted_by: int | None = None, parent: int | None = None
+    ) -> None:
         self.number = number
+        self._parent = parent
+        self.orphaned = False
         self._gathering = gathering
         self._preempted_by = preempted_by
         self.stopped_by: int | None = None
@@ -65,7 +73,7 @@ class Node:
     @property
     def stopping(self) -> bool:
         """Whether no group shall be started any more."""
-        return self.stopped_by is not None or self.preempted
+        return self.stopped_by is not None or self.preempted or self.orphaned
 
     def wait_until(self, ready: Callable[[], bool]) -> bool:
         """Wait for what other processes write; return False where a signal came first.
@@ -95,10 +103,14 @@ class Node:
         self._hub.wait(_FILES_INTERVAL_S)
         self._obey()
 
-    def leave(self) -> None:
-        """Tell the other nodes that this one takes no further part."""
+    def leave(self, why: str = "") -> None:
+        """Tell the other nodes that this one takes no further part.
+
+        Args:
+            why: One line.
+        """
         if self._gathering is not None:
-            self._gathering.leave()
+            self._gathering.leave(why)
 
     def _gone(self) -> str:
         return "" if self._gathering is None else self._gathering.look()
@@ -123,12 +135,14 @@ class Node:
         refresh_names(start.paths.folder)
         link, channel = self._hub.ask_for_keeper(start.number, held)
         channel.send(spec)
-        self._job = job = RunningJob(start, place, attempt, link, channel, [])
+        self._job = job = RunningJob(start, place, attempt, link, channel, [], self.number)
         self._hub.add(job)
         if self.stopped_by is not None:
             job.stop(signal.Signals(self.stopped_by).name)
         elif self.preempted and self._preempted_by is not None:
-            channel.send(_keeper.Preempt(self._preempted_by))
+            channel.send(_orders.Preempt(self._preempted_by))
+        elif self.orphaned:
+            job.stop(_ORPHANED)
         while not job.over:
             self._hub.wait(_INSIST_INTERVAL_S)
             self._obey()
@@ -147,12 +161,16 @@ class Node:
         return job
 
     def _obey(self) -> None:
+        if self._parent is not None and os.getppid() != self._parent and not self.orphaned:
+            self.orphaned = True
+            if self._job is not None:
+                self._job.stop(_ORPHANED)
         for number in self._arrived.take():
             if number == self._preempted_by:
                 self.preempted = True
-                self._send(_keeper.Preempt(number))
+                self._send(_orders.Preempt(number))
             elif number in _signals.FORWARDED_SIGNALS:
-                self._send(_keeper.Forward(number))
+                self._send(_orders.Forward(number))
             else:
                 self._stop(number)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from . import _environment, _files, _machine, _signals
+from . import _environment, _files, _machine, _signals, _submitit
 from ._errors import JobFailedError, LauncherError, StartError
 from ._gathering import Gathering
 from ._node import Node
@@ -29,6 +29,10 @@ _AFTERMATH_S = 300.0
 _AFTERMATH_LOCAL_S = 2.0
 # Seconds between a signal to the processes on one node and the same one to those on another, at most.
 _SKEW_S = 5.0
+# Seconds for the cluster to end a job that it does not queue again when it is asked to.
+_REFUSED_S = 60.0
+# Seconds for the first node to tell of the end of a job that another one cannot go on with.
+_LAST_WORD_S = 30.0
 
 
 class RunPart:
@@ -98,6 +102,7 @@ class _Part:
 
     def __init__(self, job: SubmittedJob, environment: Any, hosts: Sequence[str], generation: str) -> None:
         self._job = job
+        self._environment = environment
         self._hosts = tuple(hosts)
         self._generation = generation
         self._folder = JobFolder(job.folder)
@@ -105,7 +110,7 @@ class _Part:
         self._aftermath_s = _AFTERMATH_S if environment.name() == "slurm" else _AFTERMATH_LOCAL_S
         number, nnodes = environment.node, job.start.group.nnodes
         gathering = Gathering(os.path.join(job.folder, f"parts_{generation}"), number, nnodes) if nnodes > 1 else None
-        self._node = Node(number, gathering, self._preempted_by)
+        self._node = Node(number, gathering, self._preempted_by, os.getppid())
         at_start = {} if job.seed is None else {"PL_GLOBAL_SEED": job.seed}
         self._base = _environment.with_omp_threads(
             _environment.scrub(os.environ, at_start),
@@ -124,6 +129,8 @@ class _Part:
                 self._folder.publish_end(JobEnd(False, f"it could not be started: {error}"))
             self._node.leave()
             raise
+        if self._node.orphaned:
+            self._give_back()
         if end is None:
             self._leave()
         assert end is not None
@@ -141,9 +148,10 @@ class _Part:
             running = self._node.run_group(start, self._base, Place((), port), attempt)
             outcomes = read_outcomes(start)
             completed = running.report is not None and has_completed(running.report, outcomes)
-            if not completed and (self._node.stopping or self._is_being_stopped(running.report)):
+            orphaned = self._node.orphaned
+            if not completed and not orphaned and (self._node.stopping or self._is_being_stopped(running.report)):
                 return None
-            again = running.next_attempt(completed, own_port=job.master_port is None)
+            again = None if orphaned else running.next_attempt(completed, own_port=job.master_port is None)
             if again is None:
                 end = JobEnd(completed, "" if completed else "see the logs of its ranks", start, running.report)
                 self._folder.publish_end(end)
@@ -207,6 +215,17 @@ class _Part:
             self._node.run_group(start, self._base, Place((), port), Attempt())
             nth += 1
 
+    def _give_back(self) -> None:
+        """End the job on the cluster, which may take it for running as long as its time lasts."""
+        self._node.leave()
+        until = time.monotonic() + _LAST_WORD_S
+        with self._node.listening():
+            # The first node says why it ends.
+            while self._folder.read_end() is None and time.monotonic() < until:
+                self._node.pause()
+        if self._environment.name() == "slurm":
+            _submitit.scancel(self._environment.job_id)
+
     def _leave(self) -> None:
         """Let submitit queue the job again if that is what the cluster wants; else wait for what it does.
 
@@ -216,22 +235,41 @@ class _Part:
         # Some clusters say SIGTERM first, and then why.
         until = time.monotonic() + self._aftermath_s
         with self._node.listening():
-            while not self._node.preempted and time.monotonic() < until and self._folder.read_end() is None:
+            while not self._node.preempted and self._waits(until):
                 self._node.pause()
+        refused = ""
         if self._node.preempted:
-            self._requeue()
+            refused = self._requeue()
+            if refused:
+                until = time.monotonic() + _REFUSED_S
             with self._node.listening():
-                while time.monotonic() < until and self._folder.read_end() is None:
+                while self._waits(until):
                     self._node.pause()
+        if refused and self._folder.read_end() is None:
+            self._folder.publish_end(JobEnd(False, f"it could not be queued again: {refused}"))
         raise SystemExit(128 + (self._node.stopped_by or self._preempted_by))
 
-    def _requeue(self) -> None:
+    def _waits(self, until: float) -> bool:
+        return time.monotonic() < until and not self._node.orphaned and self._folder.read_end() is None
+
+    def _requeue(self) -> str:
+        """Have submitit queue the job again, and return why the cluster has refused that, if it has.
+
+        Raises:
+            Exception: what submitit says where it is not to be queued again, such as too many time limits.
+            SystemExit: when it is queued again.
+        """
         # Submitit's own, which it set before it called us. Only on the first node does it do more than write a line.
         handler = signal.getsignal(self._preempted_by)
         assert callable(handler)
         try:
             handler(self._preempted_by, None)
         except Exception as error:
-            # It is not queued again, for what the error tells, such as too many time limits.
-            self._folder.publish_end(JobEnd(False, str(error)))
-            raise
+            if not _submitit.is_of_a_command(error):
+                self._folder.publish_end(JobEnd(False, str(error)))
+                raise
+            # Its `scontrol requeue` is a process of the job, too, and what it has asked for may end it at once. Or the
+            # cluster is about to queue the job again itself.
+            _log.warning("%s", error)
+            return "" if _submitit.was_ended(error) else str(error)
+        return ""

@@ -138,7 +138,8 @@ class Peers:
         for line in lines[:whole].splitlines():
             # One that lacks its end is of a keeper that was killed.
             with contextlib.suppress(ValueError):
-                node.said |= json.loads(line)
+                # What is told in the place of a killed keeper does not change what that one has told itself.
+                node.said = json.loads(line) | node.said
 
     def refresh(self) -> None:
         """Have the folder's names read from the server at the next look."""
@@ -212,8 +213,8 @@ class Peers:
             detail = said.detail
             if said.reason not in (StopReason.NODE_FAILED, StopReason.NODE_LOST):
                 where = f"on node {cause} ({hosts[cause]})"
-                detail = f"{detail}, {where}" if detail else where
-            return replace(whole, reason=said.reason, cause=said.cause, detail=detail)
+                detail = f"{where}: {detail}" if detail else where
+            return replace(whole, reason=said.reason, cause=said.cause, detail=detail, first_node=cause)
         if len(reports) < len(hosts):
             silent = ", ".join(node.name for node in self._others if "ended" not in node.said)
             return replace(whole, reason=StopReason.NODE_LOST, detail=silent)

@@ -196,14 +196,14 @@ def own_children() -> list[int]:
     return _child_lookup()(os.getpid())
 
 
-def kill_marked(name: str, value: str, within_s: float) -> list[int]:
-    """Send SIGKILL to every process of ours that has this variable in its environment, and return what is left.
+def kill_marked(marks: Mapping[str, str], within_s: float) -> list[int]:
+    """Send SIGKILL to every process of ours that has these variables in its environment, and return what is left.
 
     The last resort: a process may have emptied its environment.
     """
-    needle = os.fsencode(f"{name}={value}")
+    needles = {os.fsencode(f"{name}={value}") for name, value in marks.items()}
     deadline = time.monotonic() + within_s
-    while found := [pid for pid in _all_pids() if needle in _environment_of(pid)]:
+    while found := [pid for pid in _all_pids() if needles.issubset(_environment_of(pid))]:
         if time.monotonic() > deadline:
             break
         send_signal(found, signal.SIGKILL)

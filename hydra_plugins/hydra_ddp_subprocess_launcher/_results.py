@@ -9,14 +9,14 @@ from typing import Any
 
 from hydra import version
 from hydra.core.utils import JobReturn, JobStatus
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_write
 
 from . import _pickling
 from ._errors import JobFailedError, RankTraceback
 from ._failures import LOST_PEER_ADVICE, describe, lost_a_peer, rank_name, root_cause, unusable_folder
 from ._files import JobPaths, read_outcome
-from ._freeze import hydra_config
 from ._logs import last_lines
+from ._peers import refresh_names
 from ._records import JobRecord
 from ._signals import describe_exit
 from ._specs import GroupReport, Outcome
@@ -83,6 +83,9 @@ def has_completed(report: GroupReport, outcomes: Sequence[Outcome | None]) -> bo
 
 def read_outcomes(start: JobStart) -> list[Outcome | None]:
     """Return what each rank of a start stored; None: nothing."""
+    if start.meeting:
+        # Those on other nodes stored it there.
+        refresh_names(start.paths.folder)
     return [read_outcome(start.paths, rank, start.run_id) for rank in range(start.group.world_size)]
 
 
@@ -105,6 +108,15 @@ def judge(report: GroupReport | None, start: JobStart) -> Verdict:
         return _completed(report, outcomes[0])
     # The output of a rank that has the terminal is not in its log.
     return _failed(report, outcomes, start.paths, logged=range(start.terminal, len(outcomes)))
+
+
+def judge_safely(report: GroupReport | None, start: JobStart) -> Verdict:
+    """Decide how a job ended, also where what its ranks stored makes trouble."""
+    try:
+        return judge(report, start)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  (what is the user's may raise wherever it is touched)
+        why = f"what its ranks stored cannot be used: {type(error).__name__}: {error}"
+        return failed_before_start(JobFailedError(f"{why}\nThe logs are in {start.paths.folder}."))
 
 
 def failed_before_start(error: Exception) -> Verdict:
@@ -224,15 +236,25 @@ def make_job_return(
         task_overrides = OmegaConf.to_container(config.hydra.overrides.task)
         assert isinstance(task_overrides, list)
         job_return.overrides = task_overrides
-        with hydra_config(config) as hydra_cfg:
-            job_return.hydra_cfg = hydra_cfg
-        # While it is Hydra's, it has the whole config above it; in a JobReturn each part stands alone.
-        hydra_cfg._re_parent()
-        with read_write(config), open_dict(config):
-            del config["hydra"]
+        job_return.hydra_cfg = hydra_cfg = _take_out_hydra(config)
         job_return.cfg = config
         job_return.working_dir = run_dir if _changes_directory(hydra_cfg) else _working_dir(hydra_cfg)
     return job_return
+
+
+def _take_out_hydra(config: DictConfig) -> DictConfig:
+    """Move Hydra's part of a config into one of its own, where it is read-only.
+
+    A copy of it, as Hydra makes, would take longer than all else from the end of a job to the start of the next one.
+    """
+    part = config.hydra
+    OmegaConf.set_readonly(part, True)
+    with read_write(config), open_dict(config):
+        del config["hydra"]
+    alone = OmegaConf.create()
+    with flag_override(alone, "no_deepcopy_set_nodes", True):
+        alone.hydra = part
+    return alone
 
 
 def _working_dir(hydra_cfg: DictConfig) -> str:

@@ -52,6 +52,7 @@ class Earlier:
         for key in self._by_key:
             self._keys.setdefault(key[1:], []).append(key)
         self._said_new = False
+        self._lost: dict[tuple[int, tuple[str, ...], str], list[JobRecord]] = {}
         self._taken = {job.run_dir for job in known if job.run_dir}
 
     def first_new(self) -> bool:
@@ -77,10 +78,22 @@ class Earlier:
         key = (number, *wanted) if (number, *wanted) in keys else keys[0]
         keys.remove(key)
         runs = self._by_key[key]
+        self._lost[number, tuple(overrides), task] = [job for job in runs if job.job_id]
         done = [job for job in runs if job.state is JobState.COMPLETED and job.config_hash == config_hash]
         started = [job for job in runs if job.attempts or job.job_id]
         chosen = _as_stored((done or started or runs)[-1])
         return replace(chosen, attempts=max(job.attempts for job in runs))
+
+    def lost(self, number: int, overrides: Sequence[str], task: str) -> list[JobRecord]:
+        """Return the runs of a job, after `find`, that may still be on a cluster, as nobody has seen their end.
+
+        Args:
+            number: As of `find`.
+            overrides: As of `find`.
+            task: As of `find`.
+        """
+        runs = map(_as_stored, self._lost.get((number, tuple(overrides), task), ()))
+        return [job for job in runs if not job.state.over]
 
     def directory(self, run_dir: str, known: JobRecord | None) -> str:
         """Return a run directory that no other job has, for one that is new, or whose own directory is gone.

@@ -8,7 +8,7 @@ import signal
 import time
 from dataclasses import dataclass, field, replace
 
-from . import _files, _keeper, _process
+from . import _files, _keeper, _orders, _process
 from ._channel import Channel
 from ._logs import LogTee, last_lines
 from ._port import is_port_clash
@@ -35,6 +35,7 @@ class RunningJob:
         link: The spawner that forked its keeper.
         channel: To the keeper.
         tees: One a rank that is shown.
+        node: Number of this node.
         began: Start of the ranks, monotonic seconds.
         ranks_run: Whether they have been started, as far as that has to be waited for.
         keeper: The keeper's process; None: it has not answered yet.
@@ -54,6 +55,7 @@ class RunningJob:
     link: SpawnerLink
     channel: Channel
     tees: list[LogTee]
+    node: int = 0
     began: float = field(default_factory=time.monotonic)
     ranks_run: bool = False
     keeper: _process.ProcessHandle | None = None
@@ -78,9 +80,9 @@ class RunningJob:
         for message in self.channel.receive():
             if isinstance(message, GroupReport):
                 self.report = message
-            elif isinstance(message, _keeper.Note):
+            elif isinstance(message, _orders.Note):
                 lines.append(message.text)
-            elif isinstance(message, _keeper.Started):
+            elif isinstance(message, _orders.Started):
                 self.keeper = self.keeper or _process.ProcessHandle(message.keeper)
                 self.ranks_run = bool(message.ranks) or not self.start.meeting
                 # Before that it may have waited for other nodes.
@@ -91,7 +93,7 @@ class RunningJob:
 
     def stop(self, detail: str, *, at_once: bool = False) -> None:
         """Have the group ended."""
-        self.channel.send(_keeper.Stop(at_once=at_once, detail=detail))
+        self.channel.send(_orders.Stop(at_once=at_once, detail=detail))
         if self.keeper is not None:
             # A keeper that somebody stopped could not obey.
             self.keeper.send(signal.SIGCONT)
@@ -145,20 +147,21 @@ class RunningJob:
         if self.report is not None:
             self.left = self.report.left
             return []
-        found = _process.kill_marked("TORCHELASTIC_RUN_ID", self.start.run_id, _ANSWER_S)
+        marks = {"TORCHELASTIC_RUN_ID": self.start.run_id}
+        if self.start.meeting:
+            # Another node of the job may be on this machine, too.
+            marks["GROUP_RANK"] = str(self.node)
+        found = _process.kill_marked(marks, _ANSWER_S)
         self.left |= bool(found)
         return found
 
     def compare_configs(self) -> bool:
         """Compare what the ranks resolved, once, as soon as every rank has written it; return whether it differs."""
-        files = [self.start.paths.resolved_config(rank) for rank in range(self.start.group.world_size)]
-        if self.compared or not all(map(os.path.exists, files)):
+        found = None if self.compared else config_difference(self.start)
+        if found is None:
             return False
-        self.compared = True
-        differing = _differing_keys(files)
-        if differing:
-            self.difference = f"the ranks' configs differ in {', '.join(differing)}"
-        return bool(differing)
+        self.compared, self.difference = True, found
+        return bool(found)
 
     def met_port_clash(self) -> bool:
         """Return whether rank 0 found its port taken."""
@@ -193,6 +196,18 @@ class RunningJob:
         self.place.port.release()
         if self.keeper is not None:
             self.keeper.close()
+
+
+def config_difference(start: JobStart) -> str | None:
+    """Return in which keys the ranks of a start resolved their configs differently; empty: in none.
+
+    None while not all of them have written what they resolved (`check_config`).
+    """
+    files = [start.paths.resolved_config(rank) for rank in range(start.group.world_size)]
+    if not all(map(os.path.exists, files)):
+        return None
+    differing = _differing_keys(files)
+    return f"the ranks' configs differ in {', '.join(differing)}" if differing else ""
 
 
 def _differing_keys(files: list[str]) -> list[str]:

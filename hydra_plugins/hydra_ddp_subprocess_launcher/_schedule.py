@@ -20,11 +20,13 @@ class Pool:
         devices: Ids of the devices, in the order in which they are given out; empty: jobs need none.
         jobs_per_device: Most jobs that have one device at a time.
         max_jobs: Most jobs at a time; None: as many as the devices allow, 1 without devices.
+        in_order: Whether no job overtakes another one.
     """
 
     devices: tuple[str, ...] = ()
     jobs_per_device: int = 1
     max_jobs: int | None = None
+    in_order: bool = False
 
     def nproc(self, asked: int | None) -> int:
         """Return the number of ranks of a job that asks for so many.
@@ -146,6 +148,8 @@ class Schedule:
                 if devices is not None:
                     return Turn(job, waiting.nproc, devices, tuple(overtakes))
                 too_many = waiting.nproc
+            if self.pool.in_order:
+                return None
             # Where others have the devices that it lacks, to keep ours idle would not help it.
             if waiting.nproc is None or len(free) < waiting.nproc or not self.pool.devices:
                 if waiting.overtaken >= MOST_OVERTAKEN:

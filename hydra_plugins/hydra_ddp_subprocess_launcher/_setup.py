@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
-import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,29 +13,28 @@ from hydra.core.utils import JobRuntime
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from . import __version__, _commands, _environment, _machine, _pickling
+from . import _environment, _machine, _pickling
+from ._books import Books, open_books
 from ._claim import Claim
-from ._cluster import Cluster, how_to_cancel, read_cluster, still_there
+from ._cluster import Cluster, read_cluster
 from ._devices import DeviceGate, find_devices, name_devices
 from ._entry import FunctionEntry, ProgramEntry, find_entry
 from ._errors import OptionError, StartError
-from ._events import SweepBegan
-from ._files import SweepPaths, move_aside
+from ._files import SweepPaths
 from ._footprint import Footprint
 from ._freeze import ComposeSpool
 from ._gathering import Gathering
-from ._journal import read_journal
 from ._ledger import Ledger
 from ._locks import DeviceLocks
 from ._nvml import Nvml
 from ._port import ReservedPort, reserve_port, reserve_port_for_nodes
-from ._records import SweepRecord
 from ._report import prepare_table
 from ._resume import Earlier
 from ._schedule import Pool
 from ._settings import LaunchSettings, read_settings
 from ._sources import SourceWatch
 from ._streams import Screens, streams_above
+from ._submitit import make_executor
 from ._summary import Summary
 
 _log = logging.getLogger(__name__)
@@ -178,13 +175,12 @@ def prepare_sweep(
     if cluster is None:
         _check_nodes(settings, config)
     footprint = Footprint.look(paths.sweep_dir) if settings.dry_run else None
+    if cluster is not None and footprint is None:
+        # What submitit refuses, it refuses for all jobs.
+        make_executor(cluster)
     # Of several nodes the first one keeps the books.
     keeps_books = footprint is None and settings.node_rank == 0
-    claim = _take_directory(paths, settings, cluster) if keeps_books else None
-    record = _read_earlier(paths) if settings.resume is not None and keeps_books else None
-    earlier = Earlier(record, settings.resume) if record is not None and settings.resume is not None else None
-    ledger = Ledger(paths if keeps_books else None, record)
-    ledger.note(_beginning(settings, paths.sweep_dir))
+    books = open_books(paths, settings, cluster) if keeps_books else Books(None, Ledger(None), None)
     storage = OmegaConf.select(config, "hydra.sweeper.storage", default=None)
     if footprint is not None and storage is not None:
         raise OptionError(
@@ -193,7 +189,7 @@ def prepare_sweep(
         )
     spool = ComposeSpool(context.config_loader, footprint.restore if footprint is not None else lambda: None)
     spool.record()
-    summary = _summary(entry, config, paths.sweep_dir)
+    summary = _summary(entry, config, paths.sweep_dir, settings.nnodes)
     gathering = None
     if settings.nnodes > 1 and footprint is None and cluster is None:
         gathering = Gathering.gather(paths.meetings, settings.node_rank, settings.nnodes)
@@ -208,10 +204,10 @@ def prepare_sweep(
         spool,
         sources,
         paths,
-        claim,
-        ledger,
+        books.claim,
+        books.ledger,
         summary,
-        earlier,
+        books.earlier,
         footprint,
         gathering,
         cluster,
@@ -219,7 +215,7 @@ def prepare_sweep(
     if not sweep.has_one_batch and keeps_books:
         # Nobody tells which batch is the last. Then the sweep is forgotten, or the process ends.
         prepare_table()
-        weakref.finalize(sweep, _show_at_the_end, summary, ledger)
+        weakref.finalize(sweep, _show_at_the_end, summary, books.ledger)
     return sweep
 
 
@@ -250,13 +246,13 @@ def _show_at_the_end(summary: Summary, ledger: Ledger) -> None:
         summary.show(ledger)
 
 
-def _summary(entry: ProgramEntry | FunctionEntry, config: DictConfig, sweep_dir: str) -> Summary:
+def _summary(entry: ProgramEntry | FunctionEntry, config: DictConfig, sweep_dir: str, nnodes: int) -> Summary:
     command: tuple[str, ...] = ()
     if isinstance(entry, ProgramEntry):
         command = (*entry.program.command, *entry.flags, *entry.config_name, "-m")
     hydra, task = (OmegaConf.to_container(one) for one in (config.hydra.overrides.hydra, config.hydra.overrides.task))
     assert isinstance(hydra, list) and isinstance(task, list)
-    return Summary(command, tuple(hydra), tuple(task), sweep_dir, _is_basic(config), _has_one_batch(config))
+    return Summary(command, tuple(hydra), tuple(task), sweep_dir, _is_basic(config), _has_one_batch(config), nnodes)
 
 
 def _has_one_batch(config: DictConfig) -> bool:
@@ -267,72 +263,6 @@ def _is_basic(config: DictConfig) -> bool:
     return bool(config.hydra.sweeper._target_ == _BASIC_SWEEPER)
 
 
-def _read_earlier(paths: SweepPaths) -> SweepRecord | None:
-    """Return what earlier runs in the sweep directory have recorded; None: there was none."""
-    try:
-        record = read_journal(paths.journal)
-    except FileNotFoundError:
-        _log.info("There is nothing to resume in %s: all jobs are new", paths.sweep_dir)
-        return None
-    except OSError as error:
-        raise StartError(f"The journal of the sweep cannot be read: {error.strerror}: {paths.journal}") from None
-    if record.unreadable:
-        _log.warning(
-            "In %s lines are damaged, or of a later version of this package (%d): what they tell is not known, and the "
-            "rest is used",
-            paths.journal,
-            record.unreadable,
-        )
-    return record
-
-
-def _take_directory(paths: SweepPaths, settings: LaunchSettings, cluster: Cluster | None) -> Claim:
-    """Claim the sweep directory, and move aside what an earlier sweep has recorded there, unless it is to be kept."""
-    try:
-        os.makedirs(paths.folder, exist_ok=True)
-        claim = Claim(paths.claim)
-        keep = settings.resume is not None
-        recorded = [path for path in (paths.journal, paths.results) if os.path.exists(path) and not keep]
-        if cluster is not None and paths.journal in recorded:
-            _refuse_jobs_on_cluster(read_journal(paths.journal), cluster, paths.sweep_dir)
-        aside = move_aside(paths.folder, recorded)
-    except OSError as error:
-        why = error.strerror or str(error)
-        where = error.filename or paths.folder
-        raise StartError(f"The sweep directory {paths.sweep_dir} cannot be used: {why}: {where}") from None
-    if aside is not None:
-        _log.info("What an earlier sweep recorded in this directory is now in %s", aside)
-    return claim
-
-
-def _refuse_jobs_on_cluster(record: SweepRecord, cluster: Cluster, sweep_dir: str) -> None:
-    """Refuse a sweep whose jobs could share run directories with those that an earlier launching process has left."""
-    for job in [*record.past, *record.touched()]:
-        if state := still_there(cluster, job):
-            raise StartError(
-                f"Job {job.number} of an earlier run of the sweep {sweep_dir} is still on the cluster ({job.job_id}, "
-                f"{state}). With hydra.launcher.resume=unfinished this run waits for it. "
-                f"{how_to_cancel(cluster, job.job_id)}, or choose another hydra.sweep.dir, to begin anew."
-            )
-
-
-def _beginning(settings: LaunchSettings, sweep_dir: str) -> SweepBegan:
-    try:
-        cwd = os.getcwd()
-    except OSError:
-        cwd = ""  # Somebody deleted it.
-    return SweepBegan(
-        time.time(),
-        os.getpid(),
-        _machine.host(),
-        _commands.masked(sys.orig_argv),
-        cwd,
-        __version__,
-        settings.limits.grace_period_s,
-        sweep_dir,
-    )
-
-
 def _pool_and_gate(settings: LaunchSettings, sweep_dir: str, *, here: bool) -> tuple[Pool, DeviceGate]:
     if not here:
         # The cluster gives out its devices itself.
@@ -340,7 +270,8 @@ def _pool_and_gate(settings: LaunchSettings, sweep_dir: str, *, here: bool) -> t
     variable = settings.device_env_var
     nvml = Nvml(variable, os.environ)
     devices = find_devices(settings.devices, variable, os.environ, nvml)
-    pool = Pool(devices, settings.jobs_per_device, settings.max_parallel_jobs)
+    # Other nodes wait for the jobs one after the other.
+    pool = Pool(devices, settings.jobs_per_device, settings.max_parallel_jobs, in_order=settings.nnodes > 1)
     pool.nproc(settings.nproc_per_node)
     locks = None
     if devices and settings.lock_devices and not settings.dry_run:

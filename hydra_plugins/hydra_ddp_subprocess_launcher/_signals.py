@@ -106,6 +106,10 @@ class RecordedSignals:
         self._waits_since = None
         return arrived
 
+    def has(self, number: int) -> bool:
+        """Return whether a signal has arrived since the last call of `take`."""
+        return number in self._arrived
+
     def close(self) -> None:
         """Close both ends of the wake-up pipe."""
         os.close(self.wakeup)

@@ -144,6 +144,7 @@ class GroupReport:
         finished: Whether every rank had stored its outcome before the group was ended, if it was.
         left: Whether a process of it could not be ended.
         hosts: Host name of each node; empty: the job has one node.
+        first_node: Node that told first that its group is being ended; None: none did.
     """
 
     exits: tuple[RankExit, ...]
@@ -154,6 +155,7 @@ class GroupReport:
     finished: bool = False
     left: bool = False
     hosts: tuple[str, ...] = ()
+    first_node: int | None = None
 
 
 @dataclass(frozen=True)

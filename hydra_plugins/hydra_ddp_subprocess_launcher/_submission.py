@@ -45,7 +45,8 @@ class SubmittedJob:
             return text.replace(JOB_ID_TOKEN, job_id)
 
         start = self.start
-        group = replace(start.group, error_files=tuple(map(settle, start.group.error_files)))
+        files = tuple(map(settle, start.group.error_files))
+        group = replace(start.group, error_files=files, sweep_dir=settle(start.group.sweep_dir))
         return replace(
             self,
             start=replace(

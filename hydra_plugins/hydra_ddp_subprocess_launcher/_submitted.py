@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import math
 import os
 import selectors
 import signal
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
-from . import _cluster, _freeze, _machine, _results, _signals
-from ._choices import OnInterrupt
-from ._describe import describe_start
+from . import _freeze, _results, _signals, _submitit
+from ._choices import OnConfigDifference, OnInterrupt
+from ._cluster_job import ClusterJob
 from ._ending import HEARD, leave
 from ._errors import JobFailedError, LauncherError, StartError
-from ._logs import LOOK_INTERVAL_S, LogTee, last_lines
-from ._nodes import JobEnd, JobFolder
-from ._part import RunPart
+from ._logs import LOOK_INTERVAL_S
 from ._plan import PlannedJob, compose_and_plan
 from ._port import ReservedPort
 from ._progress import Progress
 from ._results import Verdict
+from ._running import config_difference
 from ._setup import Sweep
 from ._specs import JOB_ID_TOKEN, GroupReport
 from ._start import JobStart, Place
-from ._submission import SubmittedJob
+from ._submitting import adopt, listed, submit
 
 _log = logging.getLogger(__name__)
 # Seconds between two looks at the files of all jobs, at least and for each of them, as a file server has other users;
@@ -43,46 +38,8 @@ _FILES_INTERVAL_PER_JOB_S = 0.02
 _STATE_INTERVAL_S = 1.0
 # Seconds after which the cluster is asked although submitit would not do so yet: it waits for up to ten minutes.
 _ASK_AGAIN_S = 60.0
-# Seconds for the file that tells of a job's end to become visible after the cluster says that the job has ended.
-_LATE_FILE_S = 15.0
-# States in which a job has been before it is queued again, and those in which its nodes had no say in its end.
-_HAD_RUN = ("RUNNING", "COMPLETING", "PREEMPTED", "SUSPENDED")
-_CUT_OFF = ("CANCELLED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT", "DEADLINE", "BOOT_FAIL")
-_CUT_OFF_S = 3.0
-# Seconds after which a job that was preempted, and does not wait to run again, is given up.
-_PREEMPTED_S = 180.0
 # Seconds for cancelled jobs to end: SLURM's KillWait is 30, where nobody has changed it.
 _CANCELLED_S = 90.0
-_SHOWN_LINES = 20
-
-
-@dataclass
-class _Job:
-    """One job on the cluster.
-
-    Attributes:
-        plan: The job.
-        folder: Where its nodes tell how it fares.
-        handle: Submitit's job.
-        start: Its last start; None: it waits for its turn.
-        tees: One a rank that is shown.
-        state: The cluster's word for its state.
-        since: When it had that state first, monotonic seconds.
-        began: When it was first seen to run, monotonic seconds; None: it was not.
-        why: Why it was cancelled here; empty: it was not.
-        gone_by: When it has to be gone after that, monotonic seconds.
-    """
-
-    plan: PlannedJob
-    folder: JobFolder
-    handle: Any
-    start: JobStart | None = None
-    tees: list[LogTee] = field(default_factory=list)
-    state: str = "UNKNOWN"
-    since: float = field(default_factory=time.monotonic)
-    began: float | None = None
-    why: str = ""
-    gone_by: float = math.inf
 
 
 class SubmittedBatch:
@@ -101,7 +58,7 @@ class SubmittedBatch:
         self._overrides = dict(enumerate(job_overrides, start=first))
         self._returns: dict[int, JobReturn] = {}
         self._waiting: list[PlannedJob] = []
-        self._jobs: dict[int, _Job] = {}
+        self._jobs: dict[int, ClusterJob] = {}
         self._folder = os.path.join(sweep.paths.meetings, uuid.uuid4().hex[:12])
         self._stopped_by: int | None = None
         self._stopped_at = 0.0
@@ -125,7 +82,7 @@ class SubmittedBatch:
                 except BaseException:
                     # Such as a signal that came while the cluster did not answer.
                     if self._cluster.on_interrupt is OnInterrupt.cancel:
-                        _cluster.cancel([job.handle for job in self._jobs.values()])
+                        _submitit.cancel([job.handle for job in self._jobs.values()])
                     raise
             self._progress.finish()
         if self._stopped_by is not None:
@@ -185,26 +142,11 @@ class SubmittedBatch:
 
     def _adopt(self, plan: PlannedJob) -> bool:
         """Wait for a job that an earlier launching process has left on the cluster; return whether it is one."""
-        known = plan.known
-        if known is None or not known.job_id or known.state.over:
-            return False
-        state = _cluster.still_there(self._cluster, known)
-        if state and known.config_hash != plan.config_hash:
-            raise StartError(
-                f"It is on the cluster with another config ({known.job_id}, {state}), and would share its run "
-                f"directory with that. {_cluster.how_to_cancel(self._cluster, known.job_id)}, or wait for its end."
-            )
-        folder = JobFolder(known.folder)
-        folder.refresh()
-        # Its end may have come since the journal was read.
-        if known.config_hash != plan.config_hash or (not state and folder.read_end() is None):
-            return False
-        state = state or "has just ended"
-        _log.info("\t#%d : is on the cluster already (%s, %s): waiting for it", plan.number, known.job_id, state)
-        handle = _cluster.find_job(self._cluster, known.job_id)
-        self._jobs[plan.number] = _Job(plan, folder, handle)
-        self._progress.submitted(plan, known.job_id, known.folder)
-        return True
+        job = adopt(self._sweep, plan)
+        if job is not None:
+            self._jobs[plan.number] = job
+            self._progress.submitted(plan, job.handle.job_id, job.folder.path)
+        return job is not None
 
     def _submit(self) -> None:
         """Submit what waits, as far as more may be submitted."""
@@ -215,40 +157,17 @@ class SubmittedBatch:
             return
         plans, self._waiting = self._waiting[:room], self._waiting[room:]
         try:
-            self._sweep.sources.check(self._sweep.settings.code_changed)
-            jobs = [self._describe(plan) for plan in plans]
-            for job in jobs:
-                os.makedirs(job.folder, exist_ok=True)
-            with _cluster.outside_allocation():
-                handles = _cluster.make_executor(self._cluster).map_array(RunPart(), jobs)
+            jobs = submit(self._sweep, plans, self._folder)
         except Exception as error:  # noqa: BLE001  (submitit, and what it calls, raise many things)
             for plan in plans:
                 self._finish(plan.number, plan.config, plan.run_dir, None, _not_submitted(error))
             return
-        for plan, job, handle in zip(plans, jobs, handles, strict=True):
-            # The payload is in it.
-            with contextlib.suppress(OSError):
-                os.chmod(handle.paths.submitted_pickle, 0o600)
-            self._jobs[plan.number] = _Job(plan, JobFolder(job.folder), handle)
-            self._progress.submitted(plan, handle.job_id, job.folder)
+        for job in jobs:
+            self._jobs[job.plan.number] = job
+            self._progress.submitted(job.plan, job.handle.job_id, job.folder.path)
         ranks = " or ".join(map(str, sorted({plan.world_size for plan in plans})))
-        _log.info("Submitted %d jobs of %s ranks to %s: %s", len(plans), ranks, self._cluster.executor, _ids(handles))
-
-    def _describe(self, plan: PlannedJob) -> SubmittedJob:
-        settings = self._sweep.settings
-        at_start = _machine.start_environment() or {}
-        start = describe_start(self._sweep, plan, plan.first_attempt, Place((), ReservedPort("", 0, None)), "")
-        return SubmittedJob(
-            start=start,
-            payload=plan.payload,
-            config_yaml=plan.config_yaml,
-            folder=os.path.join(self._folder, str(plan.number)),
-            first_attempt=plan.first_attempt.number,
-            master_addr=settings.master_addr,
-            master_port=settings.master_port,
-            omp_num_threads=settings.omp_num_threads,
-            seed=at_start.get("PL_GLOBAL_SEED"),
-        )
+        ids = listed([job.handle for job in jobs])
+        _log.info("Submitted %s of %s ranks to %s: %s", _counted(jobs), ranks, self._cluster.executor, ids)
 
     # Watching
 
@@ -265,79 +184,57 @@ class SubmittedBatch:
             self._ask(now)
         self._give_up()
 
-    def _look_at_files(self, job: _Job) -> None:
-        start = job.folder.read_last_start()
-        if start is not None and (job.start is None or start.run_id != job.start.run_id):
+    def _look_at_files(self, job: ClusterJob) -> None:
+        if job.take_last_start():
+            assert job.start is not None
             self._progress.show(job.tees, last=True)
-            job.start, job.began = start, job.began or time.monotonic()
-            frozen = replace(job.plan.frozen, run_dir=start.run_dir)
-            job.plan = replace(job.plan, frozen=frozen)
-            attempt = replace(job.plan.first_attempt, number=start.group.attempt)
-            self._progress.started(job.plan, attempt, Place((), ReservedPort("", 0, None)), start.run_id, start.hosts)
-            job.tees = self._progress.tees(job.plan, start.paths)
+            attempt = replace(job.plan.first_attempt, number=job.start.group.attempt)
+            place = Place((), ReservedPort("", 0, None))
+            self._progress.started(job.plan, attempt, place, job.start.run_id, job.start.hosts)
+            job.tees = self._progress.tees(job.plan, job.start.paths)
         end = job.folder.read_end()
         if end is None:
             return
         if end.start is None:
             self._end(job, _results.failed_before_start(JobFailedError(end.cause)))
         else:
-            self._end(job, self._judge(end.report, end.start))
+            self._end(job, self._judge(job.plan.number, end.report, end.start))
 
-    def _judge(self, report: GroupReport | None, start: JobStart) -> Verdict:
-        try:
-            return _results.judge(report, start)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  (what is the user's may raise wherever it is touched)
-            why = f"what its ranks stored cannot be used: {type(error).__name__}: {error}"
-            return _results.failed_before_start(JobFailedError(f"{why}\nThe logs are in {start.paths.folder}."))
+    def _judge(self, number: int, report: GroupReport | None, start: JobStart) -> Verdict:
+        rule = self._sweep.settings.check_config
+        difference = config_difference(start) if rule is not None else None
+        if difference:
+            _log.warning("#%d : %s", number, difference)
+        if difference and rule is OnConfigDifference.error:
+            return _results.failed_before_start(JobFailedError(f"{difference} (check_config=error)"))
+        return _results.judge_safely(report, start)
 
     def _ask(self, now: float) -> None:
         """Ask the cluster for the states of all jobs, and end those that it has ended without a word of their nodes."""
         # Submitit has old answers for jobs that have run for long.
-        ask = now - self._insisted_at >= _ASK_AGAIN_S or any(job.why for job in self._jobs.values())
+        insisting = ask = now - self._insisted_at >= _ASK_AGAIN_S or any(job.why for job in self._jobs.values())
         self._asked_at = now
         if ask:
             self._insisted_at = now
         for job in list(self._jobs.values()):
-            state = _cluster.state_of(job.handle, ask=ask)
+            state = _submitit.state_of(job.handle, ask=ask)
+            if state == "UNKNOWN" and insisting and now - job.since > _ASK_AGAIN_S and _submitit.is_gone(job.handle):
+                state = "GONE"
             # One answer is for all of them.
             ask = False
-            if state != job.state:
-                # SLURM's accounting may say PENDING for some seconds after the job has begun to run.
-                if job.state.startswith(_HAD_RUN) and state.startswith(("PENDING", "REQUEUED")):
-                    _log.info("#%d : waits to run again (%s)", job.plan.number, state)
-                    self._progress.submitted(job.plan, job.handle.job_id, job.folder.path)
-                job.state, job.since = state, now
-            over = _cluster.has_ended(state) or state.startswith("PREEMPTED")
-            patience_s = _PREEMPTED_S if state.startswith("PREEMPTED") else _LATE_FILE_S
-            if state.startswith(_CUT_OFF):
-                patience_s = _CUT_OFF_S
-            if (over and (now - job.since > patience_s or job.why)) or now > job.gone_by:
-                job.folder.refresh()
-                if job.folder.read_end() is None:
-                    self._end(job, self._ended_from_outside(job))
+            if job.take_state(state, now):
+                _log.info("#%d : waits to run again (%s)", job.plan.number, state)
+                self._progress.submitted(job.plan, job.handle.job_id, job.folder.path)
+            if job.is_lost(now, self._cluster.executor):
+                self._end(job, self._ended_from_outside(job))
 
-    def _ended_from_outside(self, job: _Job) -> Verdict:
+    def _ended_from_outside(self, job: ClusterJob) -> Verdict:
         if job.start is not None:
             outcomes = _results.read_outcomes(job.start)
             if all(outcome is not None and outcome.completed for outcome in outcomes):
                 # Only the way out was cut off.
-                return self._judge(GroupReport((), None, None, finished=True), job.start)
-        if job.why and job.start is None:
-            return _results.skipped(job.why)
-        name = {"slurm": "SLURM"}.get(self._cluster.executor, "submitit")
-        why = f" ({job.why})" if job.why else ""
-        lines = [f"{name} ended job {job.handle.job_id}: {job.state}{why}."]
-        errors = Path(str(job.handle.paths.stderr))
-        if tail := last_lines(str(errors), _SHOWN_LINES):
-            lines += ["", f"Last lines of {errors}:", *(f"  {line}" for line in tail), ""]
-        with contextlib.suppress(OSError):
-            # Should the cluster start it again all the same, nobody waits for it any more.
-            job.folder.publish_end(JobEnd(False, lines[0]))
-        if advice := _cluster.hint(job.state):
-            lines.append(advice)
-        if job.start is not None:
-            lines.append(f"The log of each rank is in {job.start.paths.folder}.")
-        return replace(_results.failed_before_start(JobFailedError("\n".join(lines))), cause=lines[0].rstrip("."))
+                return self._judge(job.plan.number, GroupReport((), None, None, finished=True), job.start)
+        return job.ended_from_outside(self._cluster.executor)
 
     # Ending
 
@@ -366,16 +263,16 @@ class SubmittedBatch:
                 "%s: left on the cluster (on_interrupt=leave): %s, %s. hydra.launcher.resume=unfinished finds them",
                 name,
                 _counted(handles),
-                _ids(handles),
+                listed(handles),
             )
             return
-        _log.warning("%s: cancelling %s: %s (once more: do not wait)", name, _counted(handles), _ids(handles))
+        _log.warning("%s: cancelling %s: %s (once more: do not wait)", name, _counted(handles), listed(handles))
         self._cancel(list(self._jobs.values()), f"cancelled after {name}")
 
-    def _cancel(self, jobs: list[_Job], why: str) -> None:
+    def _cancel(self, jobs: list[ClusterJob], why: str) -> None:
         for job in jobs:
             job.why, job.gone_by = why, time.monotonic() + _CANCELLED_S
-        if wrong := _cluster.cancel([job.handle for job in jobs]):
+        if wrong := _submitit.cancel([job.handle for job in jobs]):
             _log.error("The jobs could not be cancelled: %s", wrong)
         # The states are old now.
         self._asked_at = 0.0
@@ -393,9 +290,10 @@ class SubmittedBatch:
         self._waiting.clear()
         self._cancel([job for job in self._jobs.values() if job.start is None or settings.stop_running], why)
 
-    def _end(self, job: _Job, verdict: Verdict) -> None:
+    def _end(self, job: ClusterJob, verdict: Verdict) -> None:
         self._progress.show(job.tees, last=True)
         del self._jobs[job.plan.number]
+        _submitit.bury(job.handle)
         plan, job_id = job.plan, str(job.handle.job_id)
         # Of one that was never started nobody has told it.
         run_dir = plan.run_dir.replace(JOB_ID_TOKEN, job_id)
@@ -421,12 +319,3 @@ def _not_submitted(error: Exception) -> Verdict:
 
 def _counted(jobs: Sequence[object]) -> str:
     return f"{len(jobs)} job{'s' * (len(jobs) != 1)}"
-
-
-def _ids(handles: list[Any]) -> str:
-    """Return the ids of submitit's jobs, those of one array together."""
-    arrays: dict[str, list[str]] = {}
-    for handle in handles:
-        array, _, index = str(handle.job_id).partition("_")
-        arrays.setdefault(array, []).append(index)
-    return ", ".join(array if parts == [""] else f"{array}_[{','.join(parts)}]" for array, parts in arrays.items())

@@ -27,6 +27,7 @@ class Summary:
         sweep_dir: Sweep directory.
         repeatable: Whether the sweeper would propose the same jobs once more.
         one_batch: Whether it hands over all of them at once.
+        nnodes: Number of nodes on which that command is started.
     """
 
     command: tuple[str, ...]
@@ -35,6 +36,7 @@ class Summary:
     sweep_dir: str
     repeatable: bool
     one_batch: bool
+    nnodes: int = 1
 
     def show(self, ledger: Ledger, numbers: Collection[int] | None = None) -> None:
         """Show the jobs that are over.
@@ -68,8 +70,6 @@ class Summary:
         lines = [_commands.shell_words([*command, *overrides]) for overrides in chosen]
         if not self.repeatable and len(failed) > len(chosen):
             lines.append(f"(and {len(failed) - len(chosen)} more)")
-        return [
-            "",
-            "Run what failed, and what was not run:" if skipped and self.repeatable else "Run only what failed again:",
-            *lines,
-        ]
+        what = "Run what failed, and what was not run" if skipped and self.repeatable else "Run only what failed again"
+        where = ", on each node with its own node_rank" if self.nnodes > 1 else ""
+        return ["", f"{what}{where}:", *lines]

@@ -11,8 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from ._debug import debug_session
 from ._dry_run import show_batch
 from ._dry_submission import show_submission
-from ._errors import LauncherError
 from ._follower import Follower
+from ._gathering import why_it_ends
 from ._jobs import Batch
 from ._setup import Sweep
 from ._signals import InsistedError
@@ -52,7 +52,7 @@ def run_sweep(sweep: Sweep, job_overrides: list[list[str]], initial_job_idx: int
             raise SystemExit(128 + error.number) from None
     except BaseException as error:
         if sweep.gathering is not None:
-            sweep.gathering.leave(str(error) if isinstance(error, LauncherError) else type(error).__name__)
+            sweep.gathering.leave(why_it_ends(error))
         raise
     finally:
         sweep.spool.clear()

@@ -1,6 +1,7 @@
 """A job for a cluster: it notes where each of its ranks runs and which signals come, and does what is asked of it.
 
 Keys: `first` and `then` are steps of the first attempt and of later ones, `who` the rank that does them (null: all),
+while the others hang,
 `xs` the jobs that do them, by their x (null: all). A step is `name` or `name:argument` (see STEPS). The value is x and
 the attempt. Notes are lines of ran.jsonl in the folder that QUEUED_DIR names.
 """
@@ -22,7 +23,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-CONFIG = {"x": 0, "first": [], "then": [], "who": None, "xs": None, "id": None}
+CONFIG = {"x": 1, "first": [], "then": [], "who": None, "xs": None, "id": os.environ.get("QUEUED_ID")}
 FOLDER = Path(os.environ["QUEUED_DIR"])
 SHOWN = ("SLURM_", "HYDRA_DDP_", "MASTER_", "CUDA_VISIBLE", "RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "OF_JOB")
 
@@ -98,12 +99,13 @@ def main(cfg: DictConfig) -> list[int]:
     runtime = HydraConfig.get().runtime
     facts = {"host": socket.gethostname(), "id": HydraConfig.get().job.id, "dir": runtime.output_dir, "said": cfg.id}
     note("began", environment=environment, argv0=sys.argv[0], sibling=sibling(), **facts)
-    if cfg.who in (None, int(os.environ["RANK"])) and (cfg.xs is None or cfg.x in cfg.xs):
-        for step in cfg.then if attempt else cfg.first:
+    steps = cfg.then if attempt else cfg.first
+    if steps and (cfg.xs is None or cfg.x in cfg.xs):
+        if cfg.who not in (None, int(os.environ["RANK"])):
+            time.sleep(3600)
+        for step in steps:
             name, colon, argument = step.partition(":")
             _ = STEPS[name](argument) if colon else STEPS[name]()
-    elif cfg.who is not None and not (attempt and not cfg.then):
-        time.sleep(3600)
     note("ended")
     return [cfg.x, attempt]
 

@@ -23,6 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from timing import Command, started
+
 APP = Path(__file__).parent / "death_app.py"
 PATIENCE_S = 60.0
 # What is asked of this launcher, and of its share of torchrun's time.
@@ -72,11 +74,8 @@ def death_to_end(setting: Setting) -> float:
     """Return the seconds from the death of rank 1 to the end of rank 0."""
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder)
-        environment = {**os.environ, "DEATH_DIR": folder}
-        with open(notes / "output.txt", "wb") as output:
-            argv = setting.argv(str(notes / "out"))
-            process = subprocess.Popen(argv, cwd=folder, env=environment, stdout=output, stderr=output)
-        try:
+        command = Command(setting.argv(str(notes / "out")), {"DEATH_DIR": folder})
+        with started([command], notes) as (process,):
             for name in ("pid_0", "pid_1", *(["busy"] if setting.busy else [])):
                 _wait_for(notes / name, process)
             if not setting.busy:
@@ -84,8 +83,6 @@ def death_to_end(setting: Setting) -> float:
                 time.sleep(random.uniform(0.5, 0.6))
             victim, survivor = (int((notes / f"pid_{rank}").read_text()) for rank in (1, 0))
             return _strike(victim, survivor, lambda: setting.busy and (notes / "idle").exists())
-        finally:
-            _end(process)
 
 
 def _strike(victim: int, survivor: int, came_too_late: Callable[[], bool]) -> float:
@@ -100,15 +97,6 @@ def _strike(victim: int, survivor: int, came_too_late: Callable[[], bool]) -> fl
         return took
     finally:
         os.close(watch)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(PATIENCE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def measure(settings: list[Setting], rounds: int) -> dict[str, list[float]]:

@@ -17,26 +17,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from timing import Command, run, timed
 
 HERE = Path(__file__).parent
 # No site, nothing of the user's: what is measured is the launcher.
 TINY_RANK = [sys.executable, "-I", "-S", str(HERE / "tiny_rank.py")]
 BARE_STARTS = 50
 TARGET_MS = 25.0
-
-
-def timed(function: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        began = time.perf_counter()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            spent.append(time.perf_counter() - began)
-
-    return call
 
 
 def program(facts_file: str) -> None:
@@ -86,18 +76,22 @@ def bare_start_s(folder: Path) -> float:
     return statistics.median(spent)
 
 
+def sweep_command(sweep_dir: Path, jobs: int, facts_file: Path) -> list[str]:
+    """Return a command that sweeps over so many tiny ranks, and writes what its launching process spent."""
+    return [
+        sys.executable, __file__, "--program", str(facts_file), "-m", "hydra/launcher=ddp_subprocess",
+        "hydra.launcher.nproc_per_node=1", "hydra.launcher.devices=[]", f"hydra.sweep.dir={sweep_dir}",
+        f"hydra.launcher.wrapper=[{','.join(TINY_RANK)}]", f"+n={','.join(map(str, range(jobs)))}",
+    ]  # fmt: skip
+
+
 def measure(jobs: int) -> dict[str, float]:
     """Sweep, and return the figures of one job in milliseconds."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         before_s = bare_start_s(folder)
         facts_file = folder / "facts.json"
-        argv = [
-            sys.executable, __file__, "--program", str(facts_file), "-m", "hydra/launcher=ddp_subprocess",
-            "hydra.launcher.nproc_per_node=1", "hydra.launcher.devices=[]", f"hydra.sweep.dir={folder / 'sweep'}",
-            f"hydra.launcher.wrapper=[{','.join(TINY_RANK)}]", f"+n={','.join(map(str, range(jobs)))}",
-        ]  # fmt: skip
-        subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+        run([Command(sweep_command(folder / "sweep", jobs, facts_file), {})], folder)
         facts = json.loads(facts_file.read_text())
         bare_s = statistics.mean([before_s, bare_start_s(folder)])
         assert facts["values"] == list(range(jobs))

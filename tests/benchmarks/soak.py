@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from timing import marked, resident_kib
+
 APPS = Path(__file__).parents[1] / "apps"
 SEED = 20260101
 # What may happen to a job: how often in a hundred, who, how, when, and whether the job completes all the same.
@@ -99,11 +101,12 @@ def plan_faults(jobs: int, seed: int) -> dict[int, dict[str, Any]]:
 def usage_of(pid: int) -> Usage | None:
     """Return what a process holds; None when it has ended."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
-        memory = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:"))
+        memory = resident_kib(pid)
+        if memory is None:
+            return None
         children = children_of(pid)
         return Usage(memory, len(os.listdir(f"/proc/{pid}/fd")), sum(_state(child) == "Z" for child in children))
-    except (OSError, StopIteration):
+    except OSError:
         return None
 
 
@@ -116,17 +119,6 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
-
-
-def _marked(marker: str) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and marker.encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue  # It ended meanwhile.
-    return found
 
 
 def check(plans: dict[int, dict[str, Any]], jobs: int, returns: list[dict[str, Any]]) -> list[str]:
@@ -175,7 +167,7 @@ def soak(folder: Path, jobs: int, seed: int = SEED, parallel: int = 2, timeout_s
             process.wait()
     soaked.seconds = time.monotonic() - began
     soaked.code, soaked.output = process.returncode, said.read_text(errors="replace")
-    soaked.left = _marked(marker)
+    soaked.left = marked(marker)
     soaked.returns = json.loads((notes / "returns.json").read_text())["returns"]
     soaked.wrong = check(plans, jobs, soaked.returns)
     soaked.kept = kept_by_basic_launcher(folder)

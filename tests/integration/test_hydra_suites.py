@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
@@ -62,3 +64,34 @@ class TestBatches(BatchedSweeperTestSuite):
 )
 class TestIntegration(IntegrationTestSuite):
     """Hydra's suite of small programs: here ranks run the program again."""
+
+
+needs_submitit = pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="needs submitit")
+
+
+@needs_submitit
+@pytest.mark.parametrize(
+    ("launcher_name", "overrides"),
+    [("ddp_submitit_local", ["hydra.launcher.nproc_per_node=1", "hydra.launcher.max_parallel_jobs=2"])],
+)
+class TestLauncherThroughSubmitit(LauncherTestSuite):
+    """Hydra's launcher suite through submitit's local executor."""
+
+
+@needs_submitit
+@pytest.mark.parametrize(
+    ("task_launcher_cfg", "extra_flags"),
+    [
+        (
+            {},
+            [
+                "-m",
+                "hydra/job_logging=disabled",
+                "hydra/launcher=ddp_submitit_local",
+                "hydra.launcher.nproc_per_node=1",
+            ],
+        )
+    ],
+)
+class TestIntegrationThroughSubmitit(IntegrationTestSuite):
+    """Hydra's suite of small programs through submitit's local executor."""

@@ -1,0 +1,124 @@
+"""The books of a sweep: its claim on the sweep directory, its ledger, and what earlier runs have left there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from dataclasses import dataclass
+
+from . import __version__, _commands, _machine
+from ._claim import Claim
+from ._cluster import Cluster
+from ._errors import StartError
+from ._events import SweepBegan
+from ._files import SweepPaths, move_aside
+from ._journal import read_journal
+from ._ledger import Ledger
+from ._records import SweepRecord
+from ._resume import Earlier
+from ._settings import LaunchSettings
+from ._submitit import how_to_cancel, still_there
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Books:
+    """The books of a sweep.
+
+    Attributes:
+        claim: On its directory; None: it has none.
+        ledger: What has happened.
+        earlier: What earlier runs have left to do; None: nothing is resumed.
+    """
+
+    claim: Claim | None
+    ledger: Ledger
+    earlier: Earlier | None
+
+
+def open_books(paths: SweepPaths, settings: LaunchSettings, cluster: Cluster | None) -> Books:
+    """Take the sweep directory, and begin or go on with the books in it.
+
+    Args:
+        paths: Where the sweep is.
+        settings: Options of the launcher.
+        cluster: What jobs ask of submitit; None: they run here.
+
+    Raises:
+        StartError: when another sweep has the directory, or it cannot be used.
+    """
+    claim = _take_directory(paths, settings, cluster)
+    record = _read_earlier(paths) if settings.resume is not None else None
+    earlier = Earlier(record, settings.resume) if record is not None and settings.resume is not None else None
+    ledger = Ledger(paths, record)
+    ledger.note(_beginning(settings, paths.sweep_dir))
+    return Books(claim, ledger, earlier)
+
+
+def _read_earlier(paths: SweepPaths) -> SweepRecord | None:
+    """Return what earlier runs in the sweep directory have recorded; None: there was none."""
+    try:
+        record = read_journal(paths.journal)
+    except FileNotFoundError:
+        _log.info("There is nothing to resume in %s: all jobs are new", paths.sweep_dir)
+        return None
+    except OSError as error:
+        raise StartError(f"The journal of the sweep cannot be read: {error.strerror}: {paths.journal}") from None
+    if record.unreadable:
+        _log.warning(
+            "In %s lines are damaged, or of a later version of this package (%d): what they tell is not known, and the "
+            "rest is used",
+            paths.journal,
+            record.unreadable,
+        )
+    return record
+
+
+def _take_directory(paths: SweepPaths, settings: LaunchSettings, cluster: Cluster | None) -> Claim:
+    """Claim the sweep directory, and move aside what an earlier sweep has recorded there, unless it is to be kept."""
+    try:
+        os.makedirs(paths.folder, exist_ok=True)
+        claim = Claim(paths.claim)
+        keep = settings.resume is not None
+        recorded = [path for path in (paths.journal, paths.results) if os.path.exists(path) and not keep]
+        if cluster is not None and paths.journal in recorded:
+            _refuse_jobs_on_cluster(read_journal(paths.journal), cluster, paths.sweep_dir)
+        aside = move_aside(paths.folder, recorded)
+    except OSError as error:
+        why = error.strerror or str(error)
+        where = error.filename or paths.folder
+        raise StartError(f"The sweep directory {paths.sweep_dir} cannot be used: {why}: {where}") from None
+    if aside is not None:
+        _log.info("What an earlier sweep recorded in this directory is now in %s", aside)
+    return claim
+
+
+def _refuse_jobs_on_cluster(record: SweepRecord, cluster: Cluster, sweep_dir: str) -> None:
+    """Refuse a sweep whose jobs could share run directories with those that an earlier launching process has left."""
+    for job in [*record.past, *record.touched()]:
+        if state := still_there(cluster, job):
+            raise StartError(
+                f"Job {job.number} of an earlier run of the sweep {sweep_dir} is still on the cluster ({job.job_id}, "
+                f"{state}). With hydra.launcher.resume=unfinished this run waits for it. "
+                f"{how_to_cancel(cluster, job.job_id)}, or choose another hydra.sweep.dir, to begin anew."
+            )
+
+
+def _beginning(settings: LaunchSettings, sweep_dir: str) -> SweepBegan:
+    try:
+        cwd = os.getcwd()
+    except OSError:
+        cwd = ""  # Somebody deleted it.
+    return SweepBegan(
+        time.time(),
+        os.getpid(),
+        _machine.host(),
+        _commands.masked(sys.orig_argv),
+        cwd,
+        __version__,
+        settings.limits.grace_period_s,
+        sweep_dir,
+    )

@@ -1,0 +1,251 @@
+"""What the launching process asks of submitit, and of SLURM beside it. The one module that knows submitit's insides."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from . import _machine, _signals
+from ._cluster import Cluster
+from ._errors import OptionError, StartError
+from ._records import JobRecord
+
+# Of a name and value that submitit's executors take when they are made, not with the other parameters.
+_INIT_OPTIONS = ("submitit_folder", "max_num_timeout")
+# Seconds for a command of SLURM; its own timeouts are shorter.
+_COMMAND_S = 60.0
+# Seconds for submitit's process to see that the task of a local job has ended, and to end itself.
+_CONTROLLER_S = 10.0
+# Seconds for the last processes of a job to go: SLURM's KillWait is 30, where nobody has changed it.
+_COMPLETING_S = 90.0
+_COMPLETING_INTERVAL_S = 0.5
+# As submitit counts them (`InfoWatcher.is_done`), and what SLURM has besides.
+_ALIVE = (
+    *("READY", "PENDING", "RUNNING", "UNKNOWN", "REQUEUED", "COMPLETING", "PREEMPTED"),
+    *("CONFIGURING", "SUSPENDED", "RESIZING", "REQUEUE", "STOPPED", "SIGNALING", "STAGE_OUT", "SPECIAL_EXIT"),
+)
+# SLURM's words for a job that has ended for good, beside those that submitit counts as such.
+_HINTS = {
+    "OUT_OF_MEMORY": "Ask for more memory (hydra.launcher.mem_gb).",
+    "TIMEOUT": "Ask for more time (hydra.launcher.timeout_min), or let jobs be started again (max_num_timeout).",
+    "NODE_FAIL": "A node failed: run it again (hydra.launcher.resume=failed).",
+    "PREEMPTED": "It was preempted and not queued again: run it again (hydra.launcher.resume=failed).",
+    "CANCELLED": "Somebody cancelled it, as by scancel.",
+    "GONE": "SLURM's accounting (sacct) knows nothing of it, and it is not in the queue any more.",
+}
+
+
+def make_executor(cluster: Cluster) -> Any:
+    """Return submitit's executor.
+
+    Raises:
+        OptionError: when it refuses the options, or is not available here.
+    """
+    import submitit
+
+    folder = cluster.queue["submitit_folder"]
+    init = {"slurm_max_num_timeout": cluster.queue["max_num_timeout"]} if cluster.executor == "slurm" else {}
+    try:
+        executor = submitit.AutoExecutor(folder=folder, cluster=cluster.executor, **init)
+        executor.update_parameters(**executor_parameters(cluster))
+    except (AssertionError, NameError, OSError, RuntimeError, TypeError, ValueError) as error:
+        raise OptionError(f"submitit refuses the options of hydra.launcher: {error}") from error
+    return executor
+
+
+def executor_parameters(cluster: Cluster) -> dict[str, Any]:
+    """Return what submitit's AutoExecutor is to be told; what only one executor knows has its name before it."""
+    from hydra_plugins.hydra_submitit_launcher.config import BaseQueueConf
+
+    shared = {field.name for field in fields(BaseQueueConf)}
+    return {
+        name if name in shared else f"{cluster.executor}_{name}": value
+        for name, value in cluster.queue.items()
+        if name not in _INIT_OPTIONS and value is not None
+    }
+
+
+def sbatch_text(cluster: Cluster, jobs: int) -> str:
+    """Return the file that would be handed to sbatch, also where there is no SLURM.
+
+    Args:
+        cluster: What jobs ask for.
+        jobs: How many there are.
+    """
+    from submitit.slurm import slurm
+
+    # Past its __init__, which insists on `srun`.
+    executor: Any = object.__new__(slurm.SlurmExecutor)
+    executor.python = shlex.quote(sys.executable)
+    executor.folder = Path(cluster.queue["submitit_folder"]).expanduser().absolute()
+    parameters = {name.removeprefix("slurm_"): value for name, value in executor_parameters(cluster).items()}
+    return str(
+        slurm._make_sbatch_string(
+            command=executor._submitit_command_str,
+            folder=executor.folder,
+            map_count=jobs if jobs > 1 else None,
+            **executor._convert_parameters(parameters),
+        )
+    )
+
+
+@contextlib.contextmanager
+def outside_allocation() -> Iterator[None]:
+    """Hide the variables of an allocation in which this process runs: a job submitted from it would inherit them."""
+    import submitit
+
+    if "SLURM_JOB_ID" not in os.environ and "SUBMITIT_EXECUTOR" not in os.environ:
+        yield
+        return
+    with submitit.helpers.clean_env():
+        yield
+
+
+def cancel(jobs: Sequence[Any]) -> str:
+    """Cancel submitit's jobs, those of SLURM by one command; return what went wrong, if anything did."""
+    ids = []
+    for job in jobs:
+        if type(job).__name__ == "SlurmJob":
+            ids.append(job.job_id)
+        elif job._process is not None:
+            job.cancel(check=False)
+        elif _is_controller(job):
+            # Another process started it. As submitit's own `cancel`.
+            _signals.send_signal([int(job.job_id)], signal.SIGINT)
+    return scancel(*ids) if ids else ""
+
+
+def scancel(*ids: str) -> str:
+    """Cancel jobs of SLURM; return what went wrong, if anything did."""
+    return _command("scancel", *ids)[1]
+
+
+def is_of_a_command(error: Exception) -> bool:
+    """Return whether a command that submitit has called has failed, and not submitit itself."""
+    return isinstance(error, subprocess.SubprocessError)
+
+
+def was_ended(error: Exception) -> bool:
+    """Return whether that command was ended by a signal."""
+    return isinstance(error, subprocess.CalledProcessError) and error.returncode < 0
+
+
+def _command(*argv: str) -> tuple[str, str]:
+    """Return what a command of SLURM has printed, and what went wrong, if anything did."""
+    try:
+        ran = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=_COMMAND_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", str(error)
+    return ran.stdout, (ran.stderr.strip() or f"{argv[0]}: exit code {ran.returncode}") if ran.returncode else ""
+
+
+def _is_controller(job: Any) -> bool:
+    """Return whether a local job of another process still has its process, and not another one has its number."""
+    try:
+        words = Path(f"/proc/{job.job_id}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return not Path("/proc/self").exists() and _machine.is_running(int(job.job_id))
+    # One that is a zombie has no words any more.
+    return b"submitit.local._local" in words
+
+
+def still_there(cluster: Cluster, record: JobRecord) -> str:
+    """Return the state of a job that an earlier launching process has submitted, if it has not ended; else empty.
+
+    Raises:
+        StartError: when the cluster does not say.
+    """
+    if not record.job_id or record.state.over:
+        return ""
+    job = find_job(cluster, record.job_id)
+    if cluster.executor != "slurm":
+        state = state_of(job)
+        return "" if has_ended(state) else state
+    # Not accounting, which hears of a job late, and of none where it is off.
+    said, wrong = _queued(record.job_id)
+    until = time.monotonic() + _COMPLETING_S
+    while said == "COMPLETING" and time.monotonic() < until:
+        # What is left of it has the run directory yet, but it does not run any more.
+        time.sleep(_COMPLETING_INTERVAL_S)
+        said, wrong = _queued(record.job_id)
+    if wrong and "nvalid job id" not in wrong:
+        raise StartError(f"Whether job {record.job_id} is still on the cluster cannot be found out: {wrong}")
+    return said
+
+
+def _queued(job_id: str) -> tuple[str, str]:
+    """Return the state of a job that waits or runs on SLURM; empty: it does not; and what went wrong, if anything."""
+    said, wrong = _command("squeue", "-h", "-j", job_id, "-o", "%T")
+    return next((word for word in said.split() if not has_ended(word)), ""), wrong
+
+
+def bury(job: Any) -> None:
+    """Wait for submitit's own process of a local job that is over, else it would outlive the job as a zombie."""
+    if type(job).__name__ == "LocalJob" and job._process is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job._process.wait(_CONTROLLER_S)
+
+
+def find_job(cluster: Cluster, job_id: str) -> Any:
+    """Return submitit's job with an id, of another process."""
+    from submitit.local import local
+    from submitit.slurm import slurm
+
+    kind = slurm.SlurmJob if cluster.executor == "slurm" else local.LocalJob
+    return kind(folder=cluster.queue["submitit_folder"], job_id=job_id, tasks=list(range(cluster.nodes)))
+
+
+def state_of(job: Any, *, ask: bool = False) -> str:
+    """Return the cluster's word for the state of submitit's job; `UNKNOWN` where it has none.
+
+    Args:
+        job: Submitit's job.
+        ask: Ask the cluster in any case, and not only when the last answer is old.
+    """
+    if type(job).__name__ == "LocalJob" and job._process is None:
+        # Another process started it; its id is its pid.
+        return "RUNNING" if _is_controller(job) else "FINISHED"
+    if type(job).__name__ == "LocalJob":
+        return str(job.state)
+    state = str(job.watcher.get_state(job.job_id, mode="force" if ask else "standard"))
+    if not has_ended(state) and not state.startswith("PREEMPTED"):
+        return state
+    # Accounting tells of each run of a job. Whether it is queued again after this one, the controller knows.
+    queued, _ = _queued(job.job_id)
+    if not queued or queued == "COMPLETING":
+        return state
+    job.watcher._finished.discard(job.job_id)
+    return queued
+
+
+def is_gone(job: Any) -> bool:
+    """Return whether SLURM has no job any more of which accounting knows nothing, as where it is off."""
+    if type(job).__name__ == "LocalJob":
+        return False
+    queued, wrong = _queued(job.job_id)
+    return not queued and (not wrong or "nvalid job id" in wrong)
+
+
+def has_ended(state: str) -> bool:
+    """Return whether the cluster will not run a job any more, by its state; not so for PREEMPTED, which may follow."""
+    return not any(state.startswith(word) for word in _ALIVE)
+
+
+def how_to_cancel(cluster: Cluster, job_id: str) -> str:
+    """Return a sentence, without its end, on how to cancel a job."""
+    command = "scancel" if cluster.executor == "slurm" else "kill -INT"
+    return f"Cancel it with `{command} {job_id}`"
+
+
+def hint(state: str) -> str:
+    """Return what to do about a job that the cluster has ended; may be empty."""
+    return next((words for name, words in _HINTS.items() if state.startswith(name)), "")

@@ -1,0 +1,157 @@
+"""The launching process's watch over jobs on a cluster, with answers of a cluster that is not there."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starts import job_start
+
+from hydra_plugins.hydra_ddp_subprocess_launcher import _submitit
+from hydra_plugins.hydra_ddp_subprocess_launcher._cluster_job import ClusterJob
+from hydra_plugins.hydra_ddp_subprocess_launcher._files import JobPaths, make_job_folder, write_outcome
+from hydra_plugins.hydra_ddp_subprocess_launcher._nodes import JobEnd, JobFolder
+from hydra_plugins.hydra_ddp_subprocess_launcher._results import Verdict
+from hydra_plugins.hydra_ddp_subprocess_launcher._specs import Outcome
+from hydra_plugins.hydra_ddp_subprocess_launcher._submitted import SubmittedBatch
+
+
+class Batch(SubmittedBatch):
+    """A batch of jobs that were submitted; what the cluster says is set in `state`."""
+
+    def __init__(self, folder: Path, jobs: int = 1) -> None:
+        self.asked: list[bool] = []
+        self.state = "RUNNING"
+        self.ended: dict[int, Verdict] = {}
+        self.submitted: list[int] = []
+        self._cluster: Any = SimpleNamespace(executor="slurm")
+        self._sweep: Any = SimpleNamespace(settings=SimpleNamespace(check_config=None))
+        self._insisted_at = self._asked_at = 0.0
+        progress = SimpleNamespace(submitted=lambda plan, job_id, folder: self.submitted.append(plan.number))
+        self._progress: Any = progress
+        paths = SimpleNamespace(stderr=str(folder / "log.err"))
+        self._jobs = {
+            number: ClusterJob(
+                SimpleNamespace(number=number),  # type: ignore[arg-type]
+                JobFolder(str(folder / str(number))),
+                SimpleNamespace(job_id=f"7_{number}", paths=paths),
+                since=1000.0,
+            )
+            for number in range(jobs)
+        }
+
+    def state_of(self, job: Any, *, ask: bool = False) -> str:
+        self.asked.append(ask)
+        return self.state
+
+    def _end(self, job: ClusterJob, verdict: Verdict) -> None:
+        self.ended[job.plan.number] = verdict
+        del self._jobs[job.plan.number]
+
+
+@pytest.fixture
+def batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Batch:
+    batch = Batch(tmp_path)
+    monkeypatch.setattr(_submitit, "state_of", batch.state_of)
+    monkeypatch.setattr(_submitit, "is_gone", lambda _job: True)
+    return batch
+
+
+def test_old_answers_are_not_taken_for_long(batch: Batch) -> None:
+    """Submitit has them for up to ten minutes; here the cluster itself is asked about once a minute."""
+    for second in range(1000, 1200):
+        batch._ask(float(second))
+    assert 3 <= batch.asked.count(True) <= 4
+    assert batch.asked[0] is True
+
+
+def test_one_question_for_all_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = Batch(tmp_path, jobs=3)
+    monkeypatch.setattr(_submitit, "state_of", batch.state_of)
+    batch._ask(1000.0)
+    assert batch.asked == [True, False, False]
+
+
+def test_after_a_cancellation_the_cluster_is_asked_each_time(batch: Batch) -> None:
+    batch._ask(1000.0)
+    batch._jobs[0].why = "cancelled after SIGINT"
+    for second in range(1001, 1004):
+        batch._ask(float(second))
+    assert batch.asked == [True] * 4
+    batch.state = "CANCELLED by 0"
+    batch._ask(1004.0)
+    assert batch.ended[0].skipped and batch.ended[0].cause == "cancelled after SIGINT"
+
+
+def test_a_job_that_cannot_be_cancelled_is_not_waited_for_for_ever(batch: Batch) -> None:
+    batch._jobs[0].why, batch._jobs[0].gone_by = "cancelled after SIGINT", 1090.0
+    batch._ask(1080.0)
+    assert batch.ended == {}
+    batch._ask(1091.0)
+    assert list(batch.ended) == [0]
+
+
+@pytest.mark.parametrize(
+    ("state", "within_s", "after_s"), [("FAILED", 10, 20), ("CANCELLED by 0", 2, 5), ("PREEMPTED", 100, 200)]
+)
+def test_patience(batch: Batch, tmp_path: Path, state: str, within_s: float, after_s: float) -> None:
+    """The file that tells of a job's end may be late; one that was cut off has none, and one preempted may go on."""
+    batch.state = state
+    (tmp_path / "log.err").write_text("Traceback\nlast words\n")
+    batch._ask(1000.0)
+    batch._ask(1000.0 + within_s)
+    assert batch.ended == {}
+    batch._ask(1000.0 + after_s)
+    verdict = batch.ended[0]
+    assert verdict.cause == f"SLURM ended job 7_0: {state}"
+    assert "last words" in verdict.block
+    # Should the cluster run it again, it does nothing.
+    assert JobFolder(str(tmp_path / "0")).read_end() == JobEnd(False, f"SLURM ended job 7_0: {state}.")
+
+
+def test_a_late_file_counts(batch: Batch, tmp_path: Path) -> None:
+    """What the nodes tell has the last word; it is read with the other files."""
+    batch.state = "FAILED"
+    batch._ask(1000.0)
+    JobFolder(str(tmp_path / "0")).publish_end(JobEnd(True))
+    batch._ask(1030.0)
+    assert batch.ended == {}
+
+
+def test_all_ranks_had_completed(batch: Batch, tmp_path: Path) -> None:
+    """A job whose way out alone was cut off has completed, with its value."""
+    start = job_start(str(tmp_path / "run"), 2)
+    paths = JobPaths(start.run_dir)
+    make_job_folder(paths)
+    for rank in range(2):
+        write_outcome(paths, rank, Outcome(completed=True, run_id="run"))
+    batch._jobs[0].start = start
+    batch.state = "TIMEOUT"
+    batch._ask(1000.0)
+    batch._ask(1010.0)
+    assert batch.ended[0].completed
+
+
+def test_queued_again(batch: Batch) -> None:
+    """It is pending again, and not over; what accounting said before it had run is not taken for that."""
+    for state in ("PENDING", "RUNNING", "PENDING", "RUNNING"):
+        batch.state = state
+        batch._ask(1000.0)
+    assert batch.submitted == [0] and batch.ended == {}
+
+
+def test_without_accounting(batch: Batch) -> None:
+    """A job of which nothing is known has ended if the queue does not have it, and not before a while."""
+    batch._jobs[0] = dataclasses.replace(batch._jobs[0], since=1000.0)
+    batch.state = "UNKNOWN"
+    for second in range(1000, 1050):
+        batch._ask(float(second))
+    assert batch.ended == {}
+    for second in range(1050, 1200):
+        if batch._jobs:
+            batch._ask(float(second))
+    assert batch.ended[0].cause == "SLURM ended job 7_0: GONE"
+    assert "sacct" in batch.ended[0].block
