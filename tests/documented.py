@@ -15,6 +15,8 @@ _BLOCK = re.compile(r"(?:<!-- (?P<mark>[^\n]*) -->\n)?```(?P<kind>\w+)\n(?P<text
 # A command in a table or within a line, and, as README has it, one that is indented.
 _IN_LINE = re.compile(r"`(?P<command>python train\.py [^`]*)`")
 _INDENTED = re.compile(r"^    (?:\$ )?(?P<command>(?:python|hydra-ddp) (?:[^\n]*\\\n)*[^\n]*)$", re.MULTILINE)
+# Likewise, with the host on which it is typed.
+_ON_HOSTS = re.compile(r"^    host-\w\$ (?P<command>(?:[^\n]*\\\n)*[^\n]*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ def blocks(page: Path) -> list[Block]:
         for match in pattern.finditer(inside)
         if "…" not in match["command"]
     ]
+    on_hosts = [match["command"].replace("\\\n", " ") for match in _ON_HOSTS.finditer(inside)]
+    found += [(len(text), Block("bash", "together", tuple(on_hosts)))] if on_hosts else []
     return [block for _, block in sorted(found, key=lambda one: one[0])]
 
 

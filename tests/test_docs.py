@@ -113,17 +113,20 @@ def test_the_commands_of_a_page_run(project: Runner, page: Path) -> None:
             assert expected is None or expected in ran.output, f"{command}\n{ran.output}"
 
 
-def test_the_commands_for_two_nodes_run(project: Runner) -> None:
+@pytest.mark.parametrize("page", [README, SLURM], ids=lambda page: page.stem)
+def test_the_commands_for_two_nodes_run(project: Runner, page: Path) -> None:
     """Those that are typed on two nodes find each other, and each job has the ranks of both."""
-    (block,) = [block for block in blocks(SLURM) if block.mark == "together"]
-    nodes = [
-        project.start("bash", "-c", line.replace("node-a", "127.0.0.1"), env=environment(project))
-        for line in block.lines
-    ]
+    (block,) = [block for block in blocks(page) if block.mark == "together"]
+    assert len(block.lines) == 2
+    nodes = []
+    for line in block.lines:
+        here = re.sub(r"=(host|node)-a ", "=127.0.0.1 ", line.replace("=/shared/", "="))
+        here = here.replace("nproc_per_node=4", "nproc_per_node=2")
+        nodes.append(project.start("bash", "-c", here, env=environment(project)))
     for node in nodes:
         output = "".join(node.communicate(timeout=120))
         assert node.returncode == 0, output
-    logs = [log.read_text() for log in project.cwd.glob("sweeps/nodes/*/.ddp/rank_*.log")]
+    logs = [log.read_text() for log in project.cwd.glob("sweeps/*/*/.ddp/rank_*.log")]
     assert sorted(re.findall(r"rank (\d of \d with lr [\d.]+)", "".join(logs))) == [
         f"{rank} of 4 with lr {lr}" for rank in range(4) for lr in ("0.01", "0.1")
     ]
@@ -218,6 +221,14 @@ def test_each_sub_command_of_hydra_ddp_is_documented() -> None:
     (action,) = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
     for page in (README, ROOT / "docs/logs-and-debugging.md"):
         assert set(re.findall(r"hydra-ddp (\w+)", text_of(page))) >= set(action.choices), page
+
+
+def test_the_modules_that_contributing_names_are_there() -> None:
+    """Who follows its picture finds them."""
+    package = Path(_cli.__file__).parent
+    names = set(re.findall(r"(?<![\w/])_[a-z]+(?:_[a-z]+)*\b", text_of(CONTRIBUTING)))
+    assert {name for name in names if not (package / f"{name}.py").exists()} == set()
+    assert len(names) > 20
 
 
 # --- links
