@@ -60,7 +60,7 @@ class Runner:
         self.marker = uuid.uuid4().hex
 
     def environment(self, **extra: str) -> dict[str, str]:
-        keep = ("PATH", "HOME", "LANG", "TMPDIR", "COVERAGE_PROCESS_START", "PYTHONPATH")
+        keep = ("PATH", "HOME", "LANG", "TMPDIR", "COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START", "PYTHONPATH")
         base = {name: os.environ[name] for name in keep if name in os.environ}
         return {**base, "GLOO_SOCKET_IFNAME": "lo", MARKER: self.marker, **extra}
 

@@ -1,184 +1,117 @@
-"""Frameworks as people use them, with their real packages on the CPU: they find the group, and start no ranks."""
+"""Frameworks as people use them, with their real packages on the CPU: they find the group, and start no ranks.
+
+The programs are those of example_app/, started as docs/lightning.md tells.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from documented import ROOT, commands, text_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from conftest import Runner
+    from conftest import Ran, Runner
     from slurm_cluster import SlurmCluster
 
 pytestmark = pytest.mark.torch
 
-HEAD = """
+PAGE = ROOT / "docs/lightning.md"
+EXAMPLES = ROOT / "example_app"
+NEEDS = {
+    "lightning_ddp.py": "lightning",
+    "fabric_ddp.py": "lightning",
+    "accelerate_ddp.py": "accelerate",
+    "fsdp2.py": "torch",
+    "transformers_trainer.py": "transformers",
+}
+# Every process that runs a program of example_app leaves a file, as soon as it starts.
+NOTE = """
 import json, os, sys
-import hydra
 
-with open(f"process_{os.getpid()}.json", "w") as file:
-    json.dump({"rank": os.environ.get("RANK"), "job": os.environ.get("HYDRA_DDP_JOB_NUM")}, file)
-
-def data():
-    import torch
-    return torch.utils.data.TensorDataset(torch.arange(64.0).reshape(16, 4))
-
-@hydra.main(version_base="1.3", config_path=None)
-def main(cfg):
-    return train(cfg)
+if any("example_app" in word for word in sys.orig_argv):
+    with open(f"process_{os.getpid()}.json", "w") as file:
+        json.dump({"rank": os.environ.get("RANK"), "job": os.environ.get("HYDRA_DDP_JOB_NUM")}, file)
 """
-LIGHTNING = """
-def train(cfg):
-    import torch, lightning
 
-    class Module(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(4, 1)
 
-        def training_step(self, batch, index):
-            return self.layer(batch[0]).mean()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1 * cfg.x)
-
-    trainer = lightning.Trainer(
-        devices=2, num_nodes=cfg.get("nodes", 1), strategy="ddp", accelerator="cpu", max_epochs=1, logger=False,
-        enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False,
+def start(runner: Runner, command: list[str], **env: str) -> Ran:
+    """Run a command of the page, with notes of the processes that it makes."""
+    python, program, *rest = command
+    assert python == "python"
+    noted = runner.cwd / "noted"
+    noted.mkdir()
+    (noted / "sitecustomize.py").write_text(NOTE)
+    pytest.importorskip(NEEDS[program])
+    return runner.python(
+        EXAMPLES / program,
+        *rest,
+        f"hydra.sweep.dir={runner.cwd / 'sweep'}",
+        env={"PYTHONPATH": str(noted), **env},
+        timeout_s=240,
     )
-    trainer.fit(Module(), torch.utils.data.DataLoader(data(), batch_size=2))
-    return [trainer.world_size, trainer.global_step]
-"""
-FABRIC = """
-def train(cfg):
-    import torch, lightning
-
-    fabric = lightning.Fabric(devices=2, strategy="ddp", accelerator="cpu")
-    fabric.launch()
-    model = torch.nn.Linear(4, 1)
-    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    loader = fabric.setup_dataloaders(torch.utils.data.DataLoader(data(), batch_size=2))
-    for (batch,) in loader:
-        fabric.backward(model(batch).mean())
-        optimizer.step()
-    return [fabric.world_size, len(loader)]
-"""
-ACCELERATE = """
-def train(cfg):
-    import torch, accelerate
-
-    accelerator = accelerate.Accelerator(cpu=True)
-    model = torch.nn.Linear(4, 1)
-    loader = torch.utils.data.DataLoader(data(), batch_size=2)
-    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
-    for (batch,) in loader:
-        accelerator.backward(model(batch).mean())
-        optimizer.step()
-    accelerator.end_training()
-    return [accelerator.num_processes, len(loader)]
-"""
-FSDP2 = """
-def train(cfg):
-    import torch, torch.distributed as dist
-    from torch.distributed.fsdp import fully_shard
-
-    dist.init_process_group("gloo")
-    sampler = torch.utils.data.DistributedSampler(data())
-    loader = torch.utils.data.DataLoader(data(), batch_size=2, sampler=sampler)
-    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
-    model = fully_shard(torch.nn.Linear(4, 2), mesh=mesh)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for (batch,) in loader:
-        model(batch).mean().backward()
-        optimizer.step()
-    world = dist.get_world_size()
-    dist.destroy_process_group()
-    return [world, len(loader)]
-"""
-TRANSFORMERS = """
-def train(cfg):
-    import torch, transformers
-
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(4, 1)
-
-        def forward(self, x):
-            return {"loss": self.layer(x).mean()}
-
-    trainer = transformers.Trainer(
-        model=Model(),
-        args=transformers.TrainingArguments(
-            output_dir="trained", use_cpu=True, per_device_train_batch_size=2, num_train_epochs=1, report_to=[],
-            save_strategy="no", disable_tqdm=True,
-        ),
-        train_dataset=[{"x": row} for (row,) in data()],
-    )
-    trainer.train()
-    return [trainer.args.world_size, trainer.state.global_step]
-"""
 
 
-def write_app(tmp_path: Path, body: str) -> Path:
-    app = tmp_path / "app.py"
-    app.write_text(f"{HEAD}{body}\nif __name__ == '__main__':\n    main()\n")
-    return app
+def steps(folder: Path) -> list[str]:
+    """Return what rank 0 of each job says about its steps and ranks."""
+    logs = [log.read_text() for log in sorted(folder.glob("*/.ddp/rank_0.log"))]
+    return [said for log in logs for said in re.findall(r"^\d+ steps on \d+ ranks$", log, re.MULTILINE)]
 
 
 def values(folder: Path) -> list[object]:
     events = map(json.loads, (folder / ".ddp/journal.jsonl").read_text().splitlines())
-    return [
-        event["value"] for event in sorted(events, key=lambda one: one.get("job", 0)) if event["event"] == "JobEnded"
-    ]
+    return [event["value"] for event in events if event["event"] == "JobEnded"]
 
 
 def ranks(runner: Runner) -> list[tuple[str, str]]:
     """Return job and rank of every process that ran the program as one."""
     notes = [json.loads(file.read_text()) for file in runner.cwd.glob("process_*.json")]
+    assert sum(note["rank"] is None for note in notes) == 1
     return sorted((note["job"], note["rank"]) for note in notes if note["rank"] is not None)
 
 
-@pytest.mark.parametrize(
-    ("package", "body", "steps"),
-    [
-        pytest.param("lightning", LIGHTNING, 4, id="lightning"),
-        pytest.param("lightning", FABRIC, 4, id="fabric"),
-        pytest.param("accelerate", ACCELERATE, 4, id="accelerate"),
-        pytest.param("torch", FSDP2, 4, id="fsdp2"),
-        pytest.param("transformers", TRANSFORMERS, 4, id="transformers"),
-    ],
-)
-def test_a_job_is_one_group_of_as_many_ranks_as_asked(
-    runner: Runner, tmp_path: Path, package: str, body: str, steps: int
-) -> None:
-    """Two jobs of two ranks are four processes, each group shares its data, and the values come back."""
-    pytest.importorskip(package)
-    ran = runner.sweep(write_app(tmp_path, body), "+x=1,2")
+@pytest.mark.parametrize("command", commands(PAGE, "torch"), ids=lambda command: command.split()[1])
+def test_a_job_is_one_group_of_as_many_ranks_as_asked(runner: Runner, command: str) -> None:
+    """Two jobs of two ranks are four processes, each group shares its data, and losses come back."""
+    ran = start(runner, shlex.split(command))
     assert ran.returncode == 0, ran.output
-    assert values(runner.cwd / "sweep") == [[2, steps]] * 2
+    assert steps(runner.cwd / "sweep") == ["4 steps on 2 ranks"] * 2
+    first, second = values(runner.cwd / "sweep")
+    assert isinstance(first, float)
+    assert isinstance(second, float)
+    assert first != second
     assert ranks(runner) == [(job, rank) for job in "01" for rank in "01"]
 
 
+def test_every_example_of_a_framework_is_on_the_page() -> None:
+    """The page starts all programs but the one that README starts."""
+    programs = {file.name for file in EXAMPLES.glob("*.py")} - {"train.py", "models.py"}
+    assert {command.split()[1] for command in commands(PAGE, "torch")} == programs == set(NEEDS)
+
+
+def test_lightning_with_another_number_of_devices_fails_and_starts_nothing(runner: Runner) -> None:
+    """More devices than ranks are Lightning's own error, as the page has it, and no process is added."""
+    options = ["-m", "hydra/launcher=ddp_subprocess", "hydra.launcher.nproc_per_node=2", "trainer.devices=4"]
+    ran = start(runner, ["python", "lightning_ddp.py", *options])
+    assert ran.returncode != 0
+    told = re.findall(r"^ValueError: You set .*$", ran.output, re.MULTILINE)
+    assert told[0] in text_of(PAGE)
+    assert ranks(runner) == [("0", "0"), ("0", "1")]
+
+
 @pytest.mark.slurm
-def test_lightning_on_two_nodes_of_slurm(runner: Runner, slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_lightning_on_two_nodes_of_slurm(runner: Runner, slurm: SlurmCluster) -> None:
     """Lightning takes the group that is there, and not what it knows about SLURM."""
-    pytest.importorskip("lightning")
-    ran = runner.python(
-        write_app(tmp_path, LIGHTNING),
-        "-m",
-        "hydra/launcher=ddp_submitit_slurm",
-        "hydra.launcher.nodes=2",
-        "hydra.launcher.nproc_per_node=2",
-        f"hydra.sweep.dir={runner.cwd / 'sweep'}",
-        "+x=1",
-        "+nodes=2",
-        env={"GLOO_SOCKET_IFNAME": slurm.interface},
-        timeout_s=240,
+    options = ["hydra/launcher=ddp_submitit_slurm", "hydra.launcher.nodes=2", "hydra.launcher.nproc_per_node=2"]
+    ran = start(
+        runner,
+        ["python", "lightning_ddp.py", "-m", *options, "trainer.num_nodes=2"],
+        GLOO_SOCKET_IFNAME=slurm.interface,
     )
     assert ran.returncode == 0, ran.output
-    assert values(runner.cwd / "sweep") == [[4, 2]]
+    assert steps(runner.cwd / "sweep") == ["2 steps on 4 ranks"]
     assert ranks(runner) == [("0", rank) for rank in "0123"]
