@@ -220,7 +220,9 @@ class SubmittedBatch:
             self._insisted_at = now
         for job in list(self._jobs.values()):
             state = _submitit.state_of(job.handle, ask=ask)
-            if state == "UNKNOWN" and insisting and now - job.since > _ASK_AGAIN_S and _submitit.is_gone(job.handle):
+            # Accounting does not list elements of an array that were cancelled while they waited together.
+            waited = bool(job.why) or now - job.since > _ASK_AGAIN_S
+            if state == "UNKNOWN" and insisting and waited and _submitit.is_gone(job.handle):
                 state = "GONE"
             # One answer is for all of them.
             ask = False

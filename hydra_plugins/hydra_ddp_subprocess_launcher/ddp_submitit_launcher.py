@@ -1,7 +1,8 @@
 """The launcher plugins that hand jobs to submitit."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
 class _DDPSubmititLauncher(Launcher):
     """Run every job of a multirun as one group of DDP ranks on one or more nodes, through submitit."""
 
-    executor: ClassVar[str]
+    @property
+    @abstractmethod
+    def executor(self) -> str:
+        """Submitit's name of the cluster."""
 
     def __init__(self, **options: Any) -> None:
         # As in DDPSubprocessLauncher: the values that count are read later.
