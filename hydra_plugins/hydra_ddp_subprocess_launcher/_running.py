@@ -106,7 +106,10 @@ class RunningJob:
         if self.lost_at is not None:
             self._insist_on_spawner(now - self.lost_at)
         elif self.keeper is None:
-            self._insist_on_spawner(now - self.began)
+            # Where it is busy with imports, nobody who stops waits for it.
+            if now < self.link.ready_at and (self.end_by is not None or now > self.link.ready_by):
+                self.link.kill()
+            self._insist_on_spawner(now - max(self.began, self.link.ready_at))
         else:
             self._wake_keeper(self.keeper, now)
             limit = self.start.limits.timeout_s
