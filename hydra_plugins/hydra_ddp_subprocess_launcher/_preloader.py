@@ -6,6 +6,7 @@ found out when it has been imported, and cannot be taken back: then the preloade
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -61,7 +62,9 @@ def main(descriptor: int, launcher: int, output: int, errors: int) -> None:
 
 def _serve(descriptor: int, launcher: int, errors: int) -> _forked.RankStart:
     """Be a spawner; return in a forked rank alone."""
-    # What is never collected is never copied for having been looked at.
+    # What the collector leaves alone need not be copied for having been looked at. When a rank's program and all that
+    # it registered for its end are done, it is to find everything again, so that open files are written.
+    atexit.register(gc.unfreeze)
     gc.collect()
     gc.freeze()
     sys.stdout.flush()
