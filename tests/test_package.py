@@ -37,7 +37,18 @@ LAYERS = (
     ),
     ("_peers", "_records", "_journal", "_claim", "_screen", "_streams"),
     ("_rules", "_environment", "_program", "_tasks", "_sources", "_devices", "_files", "_results_csv", "_ledger"),
-    ("_importing", "_native", "_as_main", "_commands", "_footprint", "_start", "_submission", "_keeper", "_spawner"),
+    (
+        "_importing",
+        "_native",
+        "_as_main",
+        "_short_end",
+        "_commands",
+        "_footprint",
+        "_start",
+        "_submission",
+        "_keeper",
+        "_spawner",
+    ),
     # A spawner that has imported modules, and its end in the launching process.
     ("_forked", "_preloader", "_preload"),
     # One node's groups of a job.
@@ -65,6 +76,7 @@ SMALL = {
     "_importing",
     "_native",
     "_as_main",
+    "_short_end",
     "_forked",
     "_preloader",
 }
@@ -158,7 +170,7 @@ def test_small_processes_import_the_standard_library_alone(module: str) -> None:
 def test_processes_are_made_in_few_places() -> None:
     """Only named modules make processes or call into C."""
     users = {name: {module for module in MODULES if name in imports(module)} for name in ("subprocess", "ctypes")}
-    assert users["ctypes"] == {"_process", "_native"}
+    assert users["ctypes"] == {"_process", "_native", "_short_end"}
     # _entry asks subprocess for the interpreter's flags only, and _cluster cancels many jobs by one command.
     assert users["subprocess"] == {"_process", "_spawner", "_preload", "_entry", "_cluster"}
     for file in MODULES.values():

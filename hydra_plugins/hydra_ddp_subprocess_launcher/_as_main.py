@@ -13,7 +13,7 @@ import pkgutil
 import runpy
 import sys
 from collections.abc import Sequence
-from types import CodeType, TracebackType
+from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 
@@ -33,18 +33,10 @@ def own_path(program: Sequence[str], cwd: str) -> list[str]:
 
 
 def prepare_main(program: Sequence[str]) -> None:
-    """Make `__main__` and `sys.argv` what they are before a program's first line; the old content is gone."""
-    space = vars(sys.modules["__main__"])
-    space.clear()
-    space.update(
-        __name__="__main__",
-        __doc__=None,
-        __package__=None,
-        __loader__=importlib.machinery.BuiltinImporter,
-        __spec__=None,
-        __annotations__={},
-        __builtins__=builtins,
-    )
+    """Make `__main__`, a new one, and `sys.argv` what they are before a program's first line."""
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    space = vars(main)
+    space.update(__loader__=importlib.machinery.BuiltinImporter, __annotations__={}, __builtins__=builtins)
     sys.argv[:] = ["-m", *program[2:]] if program[0] == "-m" else program
     if program[0] != "-m" and not _is_container(program[0]):
         compiled = program[0].endswith(".pyc")

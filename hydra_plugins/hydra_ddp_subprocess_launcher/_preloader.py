@@ -6,7 +6,6 @@ found out when it has been imported, and cannot be taken back: then the preloade
 
 from __future__ import annotations
 
-import atexit
 import gc
 import json
 import os
@@ -18,6 +17,7 @@ from dataclasses import asdict
 from typing import NoReturn
 
 from . import _as_main, _forked, _importing, _process, _spawner
+from ._short_end import ShortEnd
 from ._signals import send_signal
 from ._specs import PreloaderSpec
 
@@ -34,6 +34,7 @@ def main(descriptor: int, launcher: int, output: int, errors: int) -> None:
         output: File for what the imports print; stdout and stderr lead to it, too.
         errors: The launching process's stderr, for what goes wrong later.
     """
+    end = ShortEnd()
     environment = dict(os.environ)
     spec = PreloaderSpec(**json.loads(os.environ.pop(SPEC_VARIABLE)))
     own = {descriptor, output, errors}
@@ -57,14 +58,18 @@ def main(descriptor: int, launcher: int, output: int, errors: int) -> None:
     state = _forked.FreshState.look(earlier, but=own)
     start = _serve(descriptor, launcher, errors)
     _forked.become_rank(start, state, output)
-    _as_main.run_main(start.program)
+    end.shared = frozenset(sys.modules)
+    try:
+        _as_main.run_main(start.program)
+    except BaseException as error:
+        end.note(error)
+        raise
+    end.note(None)
 
 
 def _serve(descriptor: int, launcher: int, errors: int) -> _forked.RankStart:
     """Be a spawner; return in a forked rank alone."""
-    # What the collector leaves alone need not be copied for having been looked at. When a rank's program and all that
-    # it registered for its end are done, it is to find everything again, so that open files are written.
-    atexit.register(gc.unfreeze)
+    # What the collector leaves alone need not be copied for having been looked at.
     gc.collect()
     gc.freeze()
     sys.stdout.flush()
