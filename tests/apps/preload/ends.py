@@ -43,11 +43,6 @@ def fail_with_hook() -> None:
     fail()
 
 
-def fail_with_bad_hook() -> None:
-    sys.excepthook = lambda *_: fail()
-    fail()
-
-
 def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
@@ -76,7 +71,6 @@ WAYS = {
     "thread": run_thread,
     "daemon": run_daemon,
     "hook": fail_with_hook,
-    "bad_hook": fail_with_bad_hook,
     "at_exit": fail_at_exit,
     "stdout": close_stdout,
 }
