@@ -494,7 +494,7 @@ random.seed(3) if cfg.x == 0 else None
 drawn = [torch.rand(3).tolist(), numpy.random.rand(3).tolist(), random.random()]
 first = torch.rand(700, 700, requires_grad=True)
 (first @ first.T).relu().sum().backward()
-counts = [torch.get_num_threads(), torch.get_num_interop_threads(), len(os.listdir("/proc/self/task"))]
+counts = [torch.get_num_threads(), torch.get_num_interop_threads()]
 def load(n):
     return torch.utils.data.DataLoader(list(range(n)), batch_size=2, num_workers=2)
 loaded = [batch.tolist() for batch in load(6)]
@@ -537,8 +537,7 @@ def test_a_module_that_starts_threads_by_torch(runner: Runner) -> None:
     )
     ran = runner.python(app, *launch(runner, "[torch,many]"), timeout_s=280)
     assert ran.returncode == 0, ran.output
-    assert "preload: many is left out: importing it starts 2 threads, which a fork would not have" in " ".join(
-        ran.stdout.split()
-    )
+    words = r"preload: many is left out: importing it starts \d threads, which a fork would not have"
+    assert re.search(words, " ".join(ran.stdout.split())), ran.stdout
     assert "Preloaded: torch" in ran.stdout
     assert log_of(runner).startswith("FOUND [True,")
