@@ -84,7 +84,7 @@ class PreloaderLink(SpawnerLink):
 
     def kill(self) -> None:
         """End a preloader that does not answer, or is not wanted any more."""
-        if self.ready_at == math.inf and time.monotonic() > self.ready_by:
+        if self.ready_at == math.inf and time.monotonic() > self.ready_by and not self._told:
             self._give_up(f"importing {self._importing} takes more than {_LIMIT_S:g} s")
         self._told = True
         super().kill()

@@ -225,9 +225,12 @@ def serve(sock: socket.socket, launcher: int, start_rank: StartRank = exec_rank)
         while connected or keepers or dead:
             for key, _ in selector.select(_KILL_INTERVAL_S if dead else None if connected else GIVE_UP_S):
                 if key.fileobj is sock and not _accept_job(sock, keepers, dead, launcher, start_rank):
-                    selector.unregister(sock)
                     connected = False
-                    lost_at = time.monotonic()
+            # What it forked may hold a copy of its socket for ever.
+            connected = connected and os.getppid() == launcher
+            if not connected and lost_at == math.inf:
+                selector.unregister(sock)
+                lost_at = time.monotonic()
             if signal.SIGCONT in arrived.take() or not connected:
                 # One that somebody stopped could neither see that the launcher is gone nor tell it of its start.
                 _signals.send_signal(list(keepers), signal.SIGCONT)
