@@ -138,6 +138,7 @@ def become_rank(start: RankStart, state: FreshState, imports_said: int) -> None:
     variables = {**start.environment, **state.variables}
     _set_environment({name: value for name, value in variables.items() if value is not None})
     sys.orig_argv[:] = start.argv
+    _forget_missing_folders()
     _process.name_process(os.path.basename(start.argv[0])[:15])
     _native.show_command(start.argv, start.environment)
     _draw_new_randomness()
@@ -166,6 +167,13 @@ def _set_environment(environment: Mapping[str, str]) -> None:
         if name not in environment:
             del os.environ[name]
     os.environ.update(environment)
+
+
+def _forget_missing_folders() -> None:
+    """Look again for folders of `sys.path` that were not there at the imports."""
+    for path, finder in list(sys.path_importer_cache.items()):
+        if finder is None:
+            del sys.path_importer_cache[path]
 
 
 def _draw_new_randomness() -> None:

@@ -34,7 +34,7 @@ BASIC = ("hydra/launcher=basic",)
 OURS = ("hydra/launcher=ddp_subprocess", "hydra.launcher.nproc_per_node=2")
 # LAUNCHER_TEST_PRELOAD=auto (conftest.py) compares all programs with ranks that are forks; here some are always.
 PRELOADED = (*OURS, "hydra.launcher.preload=auto")
-BOTH_STARTS = pytest.mark.parametrize("ours", [OURS, PRELOADED], ids=["new", "forked"])
+BOTH_STARTS = pytest.mark.parametrize("launcher", [OURS, PRELOADED], ids=["new", "forked"])
 # Keys of Hydra's node that name the launcher: the first documented difference. The lines are theirs in saved YAML.
 LAUNCHER = re.compile(r"hydra\.launcher\b|hydra\.runtime\.choices\.hydra/launcher$")
 LAUNCHER_LINES = re.compile(
