@@ -33,9 +33,10 @@ _WHILE_IMPORTING = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTORC
 _BOOTSTRAP = """import sys
 if sys.path[:1] == [""]:
     del sys.path[0]
+path = list(sys.path)
 sys.path.append(sys.argv[1])
 from {package} import _preloader
-sys.path.remove(sys.argv[1])
+sys.path[:] = path
 _preloader.main(*map(int, sys.argv[2:]))
 """
 

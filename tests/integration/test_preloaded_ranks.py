@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,7 @@ HOW = {
     "module": ["-m", "pkg.facts"],
     "package": ["-m", "pkg"],
     "folder": ["pkg"],
+    "archive": ["app.zip"],
 }
 
 
@@ -102,6 +104,8 @@ def test_a_forked_rank_is_like_a_new_interpreter(runner: Runner, how: list[str])
     for name in ("facts.py", "pkg/facts.py", "pkg/__main__.py"):
         shutil.copyfile(FOLDER / "facts.py", runner.cwd / name)
     (runner.cwd / "pkg" / "__init__.py").touch()
+    with zipfile.ZipFile(runner.cwd / "app.zip", "w") as archive:
+        archive.write(FOLDER / "facts.py", "__main__.py")
     seen = []
     for preload in ("null", "auto"):
         facts = {"FACTS": str(runner.cwd / "facts"), "PYTHONUNBUFFERED": "", "OMP_NUM_THREADS": "2"}
@@ -143,6 +147,17 @@ def test_a_forked_rank_ends_like_a_new_interpreter(runner: Runner) -> None:
     for way in WAYS:
         assert logs[way].replace("deleted\n", "") == fresh_logs[way].replace("deleted\n", ""), way
         assert "deleted" in logs[way] or "deleted" not in fresh_logs[way]
+
+
+def test_an_end_that_others_have_a_part_in(runner: Runner) -> None:
+    """What was registered with `atexit` when the interpreter started, as by coverage, is called last, as always."""
+    write(runner, sitecustomize="import atexit, os\natexit.register(lambda: os.write(1, b'last of all\\n'))\n")
+    path = os.pathsep.join(filter(None, [str(runner.cwd), os.environ.get("PYTHONPATH")]))
+    environment = {"WAYS": "0=well 1=code", "PYTHONPATH": path}
+    runner.python(FOLDER / "ends.py", *launch(runner, "auto"), "+n=0,1", env=environment)
+    for job in (0, 1):
+        assert "at exit\nlast of all\n" in log_of(runner, job)
+        assert (runner.cwd / f"open_{job}").read_text() == "written at the end"
 
 
 PROCESSES = """
