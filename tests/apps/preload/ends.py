@@ -31,7 +31,7 @@ def fail_twice() -> None:
 
 
 def run_thread() -> None:
-    threading.Thread(target=lambda: (time.sleep(0.2), print("thread done"))).start()
+    threading.Thread(target=lambda: (threading.main_thread().join(), print("thread done"))).start()
 
 
 def run_daemon() -> None:
