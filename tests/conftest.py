@@ -21,6 +21,8 @@ APPS = Path(__file__).parent / "apps"
 # Every process that a test starts carries this variable with a value of its own, so that left-overs can be found.
 # No HYDRA_DDP_…: those of the launching process do not reach a rank.
 MARKER = "LAUNCHER_TEST_MARKER"
+# LAUNCHER_TEST_PRELOAD=auto runs the sweeps of all tests with preloaded ranks, where ranks can be preloaded.
+PRELOAD = os.environ.get("LAUNCHER_TEST_PRELOAD", "")
 
 
 def pytest_configure() -> None:
@@ -52,6 +54,12 @@ class Ran:
         return self.stdout + self.stderr
 
 
+def preload_option(argument: str | Path) -> list[str]:
+    """Return what follows this argument of a sweep."""
+    chosen = PRELOAD and argument == "hydra/launcher=ddp_subprocess"
+    return [f"hydra.launcher.preload={PRELOAD}"] if chosen else []
+
+
 class Runner:
     """Start programs with this test's marker in a clean environment."""
 
@@ -68,7 +76,7 @@ class Runner:
         self, *argv: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None, **options: object
     ) -> subprocess.Popen[str]:
         return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
-            [str(part) for part in argv],
+            [part for one in argv for part in (str(one), *preload_option(one))],
             cwd=cwd or self.cwd,
             env=self.environment(**(env or {})),
             stdin=subprocess.DEVNULL,

@@ -48,7 +48,20 @@ LAYERS = (
         "_results_csv",
         "_ledger",
     ),
-    ("_commands", "_footprint", "_start", "_submission", "_keeper", "_spawner"),
+    (
+        "_importing",
+        "_native",
+        "_as_main",
+        "_short_end",
+        "_commands",
+        "_footprint",
+        "_start",
+        "_submission",
+        "_keeper",
+        "_spawner",
+    ),
+    # A spawner that has imported modules, and its end in the launching process.
+    ("_forked", "_preloader", "_preload"),
     # One node's groups of a job.
     ("_running", "_hub", "_nodes", "_gathering", "_node"),
     ("config", "_settings", "_cluster", "_submitit", "_freeze", "_outcome", "_failures"),
@@ -83,6 +96,12 @@ SMALL = {
     "_company",
     "_keeper",
     "_spawner",
+    "_importing",
+    "_native",
+    "_as_main",
+    "_short_end",
+    "_forked",
+    "_preloader",
 }
 
 
@@ -184,9 +203,9 @@ def test_small_processes_import_the_standard_library_alone(module: str) -> None:
 def test_processes_are_made_in_few_places() -> None:
     """Only named modules make processes or call into C."""
     users = {name: {module for module in MODULES if name in imports(module)} for name in ("subprocess", "ctypes")}
-    assert users["ctypes"] == {"_process"}
+    assert users["ctypes"] == {"_process", "_native", "_short_end"}
     # _entry asks subprocess for the interpreter's flags only, _submitit calls SLURM's commands.
-    assert users["subprocess"] == {"_process", "_spawner", "_entry", "_submitit"}
+    assert users["subprocess"] == {"_process", "_spawner", "_preload", "_entry", "_submitit"}
     for file in MODULES.values():
         assert "shell=True" not in file.read_text(encoding="utf-8")
 

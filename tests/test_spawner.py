@@ -241,18 +241,19 @@ def test_a_killed_spawner_leaves_its_jobs_running(tmp_path: Path) -> None:
 
 
 def test_a_lost_launcher_ends_its_jobs(tmp_path: Path) -> None:
-    """B6: when the launching process is killed, its ranks go, although what it forked still holds its sockets."""
+    """B6: when the launching process is killed, ranks and spawner go, although what it forked holds its sockets."""
     code = f"""
 import os, signal, sys, time
 sys.path[:0] = {sys.path!r}
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from test_spawner import Job, SpawnerLink, spec
-job = Job(SpawnerLink(), 0, spec(Path({str(tmp_path)!r}), "exec sleep 1000"))
+link = SpawnerLink()
+job = Job(link, 0, spec(Path({str(tmp_path)!r}), "exec sleep 1000"))
 job.wait("started")
 if os.fork() == 0:
     time.sleep(1000)
-print(*job.started.ranks, flush=True)
+print(*job.started.ranks, link._process.pid, flush=True)
 time.sleep(1000)
 """
     import subprocess
@@ -261,7 +262,7 @@ time.sleep(1000)
     assert launcher.stdout is not None
     try:
         ranks = [int(pid) for pid in launcher.stdout.readline().split()]
-        assert len(ranks) == 2
+        assert len(ranks) == 2 + 1
         assert all(map(is_alive, ranks))
         launcher.kill()
         deadline = time.monotonic() + 3

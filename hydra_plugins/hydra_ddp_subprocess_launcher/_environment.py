@@ -19,6 +19,16 @@ JOB_NUM = "HYDRA_DDP_JOB_NUM"
 # Names of the devices that are locked for the job, percent-encoded, for a sweep within it.
 _LOCKED = "HYDRA_DDP_LOCKED"
 
+# What each rank has with a value of its own, or of its job's.
+RANK_VARIABLES = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
+    *("GROUP_RANK", "NODE_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE"),
+    *(PAYLOAD_DIGEST, JOB_NUM, _LOCKED, "HYDRA_DDP_ATTEMPT", "HYDRA_DDP_SWEEP_DIR"),
+)
+# Unless the user has them with other values.
+_DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "PYTHONUNBUFFERED": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
 _SCRUBBED = frozenset(
     (
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
@@ -116,15 +126,7 @@ def group_environment(base: Mapping[str, str], env_set: Mapping[str, str], group
             f"which gives this job the devices {','.join(group.devices)} of its pool (hydra.launcher.devices). "
             f"Remove the one from hydra.job.env_set, or set hydra.launcher.devices=[]."
         )
-    environment = {**base, **env_set}
-    defaults = {
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        "PYTHONUNBUFFERED": "1",
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    }
-    for name, value in defaults.items():
-        environment.setdefault(name, value)
-    environment |= {
+    environment = common_environment(base, env_set) | {
         "WORLD_SIZE": str(group.world_size),
         "LOCAL_WORLD_SIZE": str(group.nproc),
         "GROUP_WORLD_SIZE": str(group.nnodes),
@@ -144,6 +146,11 @@ def group_environment(base: Mapping[str, str], env_set: Mapping[str, str], group
     if group.devices is not None:
         environment[group.device_env_var] = ",".join(group.devices)
     return environment
+
+
+def common_environment(base: Mapping[str, str], env_set: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of all ranks of all jobs with this `env_set`, which are known before a job is."""
+    return {**_DEFAULTS, **base, **env_set}
 
 
 def rank_environments(group: GroupEnvironment) -> tuple[dict[str, str], ...]:

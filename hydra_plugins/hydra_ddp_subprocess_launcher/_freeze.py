@@ -244,6 +244,15 @@ def _resolved_env_set(config: DictConfig) -> dict[str, str]:
     return {str(name): str(value) for name, value in values.items()}
 
 
+def sweep_env_set(config: DictConfig) -> dict[str, str]:
+    """Return `hydra.job.env_set` as the sweep's own config has it; empty where that cannot be told before a job is."""
+    try:
+        with hydra_config(config):
+            return _resolved_env_set(config)
+    except FreezeError:
+        return {}
+
+
 def unpicklable_key(config: DictConfig, dump: Callable[[object], bytes]) -> str | None:
     """Return the first key of a config whose value cannot be pickled, with the reason; None when all can."""
     cache = OmegaConf.get_cache(config)

@@ -51,12 +51,15 @@ class Hub:
                     "of its own (hydra.sweep.subdir), or run one at a time (hydra.launcher.max_parallel_jobs=1)."
                 )
 
-    def ask_for_keeper(self, number: int, held: Sequence[int]) -> tuple[SpawnerLink, Channel]:
+    def ask_for_keeper(
+        self, number: int, held: Sequence[int], preloader: SpawnerLink | None = None
+    ) -> tuple[SpawnerLink, Channel]:
         """Have a keeper forked, by a new spawner if there is none.
 
         Args:
             number: Number of the job.
             held: Descriptors that the keeper holds until its job is over.
+            preloader: To fork it if it can; None: a plain spawner does.
 
         Raises:
             OSError: when there can be none.
@@ -67,15 +70,21 @@ class Hub:
                 f"A job can lock about {MOST_HELD - _FOR_OTHERS} devices at most: give this one fewer ranks, or "
                 "set hydra.launcher.lock_devices=false."
             )
-        if self._spawner is not None and not self._spawner.lost:
-            try:
-                return self._spawner, Channel(self._spawner.start_keeper(number, held))
-            except OSError:
-                # It was killed since we heard from it. Its jobs go on; this one gets a new spawner.
-                _log.debug("The spawner is gone; starting another")
+        for link in (preloader, self._spawner):
+            if link is not None and not link.lost:
+                self._listen_to(link)
+                try:
+                    return link, Channel(link.start_keeper(number, held))
+                except OSError:
+                    # It was killed since we heard from it. Its jobs go on; this one gets a new spawner.
+                    _log.debug("The spawner is gone; starting another")
         self._spawner = SpawnerLink()
-        self._selector.register(self._spawner, selectors.EVENT_READ, self._spawner)
+        self._listen_to(self._spawner)
         return self._spawner, Channel(self._spawner.start_keeper(number, held))
+
+    def _listen_to(self, link: SpawnerLink) -> None:
+        if link not in [key.data for key in self._selector.get_map().values()]:
+            self._selector.register(link, selectors.EVENT_READ, link)
 
     def add(self, job: RunningJob) -> None:
         """Listen to a job's keeper from now on."""

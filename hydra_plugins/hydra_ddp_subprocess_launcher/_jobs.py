@@ -9,12 +9,13 @@ import time
 from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
-from . import _results, _signals
+from . import _environment, _results, _signals
 from ._choices import OnConfigDifference
 from ._debug import DebugSession
 from ._describe import start_error, write_job
 from ._ending import HEARD, Ending
 from ._errors import JobFailedError, LauncherError, StartError
+from ._freeze import sweep_env_set
 from ._hub import Hub
 from ._line import Line
 from ._logs import LOOK_INTERVAL_S
@@ -28,7 +29,8 @@ from ._results import Verdict
 from ._resume import Decision
 from ._running import RunningJob
 from ._setup import Sweep
-from ._specs import GroupReport, StopReason
+from ._spawner import SpawnerLink
+from ._specs import GroupReport, GroupSpec, StopReason
 from ._start import Attempt, JobStart, Place
 
 _log = logging.getLogger(__name__)
@@ -78,6 +80,8 @@ class Batch:
                     finally:
                         self._hub.close()
                         self._sweep.gate.close()
+                        if self._sweep.preload is not None and self._sweep.has_one_batch:
+                            self._sweep.preload.close()
                 # What came while the last job was looked at, or its spawner ended, counts as well.
                 self._ending.act_on(arrived.take())
             # Nothing runs any more: from here on a signal does what it would do without us, however slow the reader is.
@@ -87,6 +91,8 @@ class Batch:
 
     def _run_all(self, arrived: _signals.RecordedSignals) -> None:
         _log.info("Launching %s, OMP_NUM_THREADS=%s", self._line.summary, self._base["OMP_NUM_THREADS"])
+        if self._sweep.preload is not None:
+            self._sweep.preload.begin(_environment.common_environment(self._base, sweep_env_set(self._sweep.config)))
         while self._line.waiting or self._hub.running or self._restarts:
             self._ending.act_on(arrived.take())
             for number in self._ending.give_up():
@@ -148,7 +154,8 @@ class Batch:
             start, spec = write_job(self._sweep, plan, attempt, place, self._base)
             self._tell_nodes(start)
             held = (*self._sweep.held, *self._sweep.gate.descriptors(devices), *self._debugging.descriptors)
-            link, channel = self._hub.ask_for_keeper(plan.number, held)
+            spec, preloader = self._preloader(plan.number, spec)
+            link, channel = self._hub.ask_for_keeper(plan.number, held, preloader)
         except (LauncherError, OSError, ValueError) as error:
             if port is not None:
                 port.release()
@@ -161,6 +168,14 @@ class Batch:
         self._hub.add(RunningJob(start, place, attempt, link, channel, self._progress.tees(plan, start.paths)))
         self._progress.started(plan, attempt, place, start.run_id)
         return None
+
+    def _preloader(self, number: int, spec: GroupSpec) -> tuple[GroupSpec, SpawnerLink | None]:
+        """Return what a job's keeper needs, and the preloader that shall fork it."""
+        preload = self._sweep.preload
+        if preload is None:
+            return spec, None
+        spec = preload.admit(number, spec)
+        return spec, None if spec.program_at is None else preload.link()
 
     def _tell_nodes(self, start: JobStart) -> None:
         """Let the other nodes of the job start it, too."""

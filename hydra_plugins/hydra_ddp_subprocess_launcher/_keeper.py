@@ -11,7 +11,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from . import _process, _signals
@@ -34,7 +34,27 @@ _ONE_SIGNAL_S = 1.0
 _SENT_TO_ALL_S = 0.3
 
 
-def keep_job(sock: socket.socket, launcher: int, held: Sequence[int] = ()) -> None:
+class RankForked(BaseException):
+    """Raised by a `StartRank` in a rank that is a fork of its keeper.
+
+    It leaves all functions of keeper and spawner, and what they hold, so that the program is called by nobody, and the
+    interpreter ends the process as it always does.
+    """
+
+
+# Starts one rank, with all its variables, its log file and what it inherits, and returns its pid.
+StartRank = Callable[[GroupSpec, Mapping[str, str], str, _process.Inherited], int]
+
+
+def exec_rank(spec: GroupSpec, environment: Mapping[str, str], log_file: str, inherited: _process.Inherited) -> int:
+    """Start one rank as a program of its own."""
+    process = _process.start_rank(spec.argv, spec.cwd, environment, log_file, inherited)
+    # Children are reaped all together; without a return code Popen would wait for this one, too.
+    process.returncode = 0
+    return process.pid
+
+
+def keep_job(sock: socket.socket, launcher: int, held: Sequence[int] = (), start_rank: StartRank = exec_rank) -> None:
     """Run one job from the spec that arrives on `sock` until no process of it is left, then report.
 
     Args:
@@ -42,6 +62,7 @@ def keep_job(sock: socket.socket, launcher: int, held: Sequence[int] = ()) -> No
         launcher: Pid of the launching process.
         held: Descriptors that the ranks inherit, such as locks on their devices; perhaps those of a terminal
             (GroupSpec.terminal).
+        start_rank: Starts one rank.
     """
     _signals.reset_signals()
     _process.become_subreaper()
@@ -57,7 +78,7 @@ def keep_job(sock: socket.socket, launcher: int, held: Sequence[int] = ()) -> No
             selector.register(watch, selectors.EVENT_READ, "launcher ended")
         messages = _receive_spec(channel, selector)
         if messages:
-            report = _Group(messages, channel, selector, arrived, held).run()
+            report = _Group(messages, channel, selector, arrived, held).run(start_rank)
             os.set_blocking(sock.fileno(), True)
             channel.send(report)
 
@@ -104,13 +125,13 @@ class _Group:
         self._preempted = False
         self._heard_at: dict[int, float] = {}
 
-    def run(self) -> GroupReport:
+    def run(self, start_rank: StartRank) -> GroupReport:
         self._tell(Started(os.getpid(), ()))
         self._obey(self._orders)
         if self._company is not None:
             self._company.meet()
         if self._rules.stopped is None:
-            self._start_ranks()
+            self._start_ranks(start_rank)
         else:
             self._rules.not_started()
         self._watch_ranks()
@@ -161,13 +182,13 @@ class _Group:
     def _pids_of(self, ranks: Sequence[int]) -> list[int]:
         return [pid for pid, rank in self._rank_of.items() if rank in ranks]
 
-    def _start_ranks(self) -> None:
+    def _start_ranks(self, start_rank: StartRank) -> None:
         spec = self._spec
         for rank, own, log_file in zip(spec.ranks, spec.rank_environments, spec.log_files, strict=True):
             environment = {**spec.environment, **own}
             inherited = _process.Inherited(self._held, self._terminal if rank == 0 else (), spec.ignored)
             try:
-                process = _process.start_rank(spec.argv, spec.cwd, environment, log_file, inherited)
+                pid = start_rank(spec, environment, log_file, inherited)
             except OSError as error:
                 self._rules.start_failed(rank, f"{error.strerror}: {error.filename or spec.argv[0]}", time.monotonic())
                 break
@@ -175,9 +196,7 @@ class _Group:
                 # A name or value that no process can have, as from hydra.job.env_set.
                 self._rules.start_failed(rank, f"its command or environment cannot be used: {error}", time.monotonic())
                 break
-            self._rank_of[process.pid] = rank
-            # Children are reaped all together below; without a return code Popen would wait for this one, too.
-            process.returncode = 0
+            self._rank_of[pid] = rank
         for descriptor in self._terminal:
             os.close(descriptor)
         self._tell(Started(os.getpid(), tuple(self._rank_of)))

@@ -111,7 +111,12 @@ class RunningJob:
         if self.lost_at is not None:
             self._insist_on_spawner(now - self.lost_at)
         elif self.keeper is None:
-            self._insist_on_spawner(now - self.began)
+            if now < self.link.ready_at:
+                # It is busy with imports, unless somebody stopped it. Who stops the sweep does not wait for them.
+                self.link.wake()
+                if self.end_by is not None or now > self.link.ready_by:
+                    self.link.kill()
+            self._insist_on_spawner(now - max(self.began, self.link.ready_at))
         else:
             self._wake_keeper(self.keeper, now)
             limit = self.start.limits.timeout_s

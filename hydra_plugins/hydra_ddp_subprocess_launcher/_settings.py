@@ -25,6 +25,7 @@ class LaunchSettings:
         devices: Ids; None: look for them.
         tee_ranks: Ranks whose output is shown; None: all.
         limits: The three time limits.
+        preload: Modules to import once; None: `auto`; empty: none.
     """
 
     nproc_per_node: int | None
@@ -42,6 +43,7 @@ class LaunchSettings:
     max_restarts: int
     limits: Limits
     wrapper: tuple[str, ...]
+    preload: tuple[str, ...] | None
     entry: Entry
     tee_ranks: tuple[int, ...] | None
     progress: ShowProgress
@@ -92,6 +94,7 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
             exit_timeout_s=_amount("exit_timeout_s", options["exit_timeout_s"], zero=True),
         ),
         wrapper=_texts("wrapper", options["wrapper"]),
+        preload=_modules(options["preload"]),
         entry=choice("entry", options["entry"], Entry),
         tee_ranks=_ranks(options["tee_ranks"]),
         # A board would be drawn over what is typed.
@@ -223,6 +226,17 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(part, str) for part in value):
         raise _bad(name, value, "a list of strings")
     return tuple(value)
+
+
+def _modules(value: Any) -> tuple[str, ...] | None:
+    if value is None:
+        return ()
+    if value == "auto":
+        return None
+    good = isinstance(value, Sequence) and not isinstance(value, str)
+    if not good or not all(isinstance(name, str) and all(map(str.isidentifier, name.split("."))) for name in value):
+        raise _bad("preload", value, "null, auto, or a list of modules such as [torch,hydra]")
+    return tuple(dict.fromkeys(value))
 
 
 def _ids(value: Any) -> tuple[str, ...] | None:

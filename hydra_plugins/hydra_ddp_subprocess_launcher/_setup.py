@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from ._books import Books, open_books
 from ._claim import Claim
 from ._cluster import Cluster, read_cluster
 from ._devices import DeviceGate, find_devices, name_devices
-from ._entry import FunctionEntry, ProgramEntry, find_entry
+from ._entry import FunctionEntry, ProgramEntry, find_entry, process_start, rank_command
 from ._errors import OptionError, StartError
 from ._files import SweepPaths
 from ._footprint import Footprint
@@ -28,6 +29,7 @@ from ._ledger import Ledger
 from ._locks import DeviceLocks
 from ._nvml import Nvml
 from ._port import ReservedPort, reserve_port, reserve_port_for_nodes
+from ._preload import Preload, RankProgram
 from ._report import prepare_table
 from ._resume import Earlier
 from ._schedule import Pool
@@ -63,6 +65,7 @@ class Sweep:
         footprint: What a dry run has to put back; None: this is none.
         gathering: The launching processes of a sweep on several nodes; None: it is on one, or starts nothing.
         cluster: What jobs ask of submitit; None: they run here.
+        preload: Of which ranks are forks; None: each is a new interpreter.
     """
 
     context: HydraContext
@@ -82,6 +85,7 @@ class Sweep:
     footprint: Footprint | None
     gathering: Gathering | None
     cluster: Cluster | None
+    preload: Preload | None
 
     @property
     def main(self) -> Mapping[str, Any] | None:
@@ -211,12 +215,41 @@ def prepare_sweep(
         footprint,
         gathering,
         cluster,
+        None if cluster is not None or footprint is not None else _preload(settings, entry),
     )
+    if sweep.preload is not None:
+        # Not a process longer than the sweep: nobody tells which batch is the last.
+        weakref.finalize(sweep, sweep.preload.close)
     if not sweep.has_one_batch and keeps_books:
         # Nobody tells which batch is the last. Then the sweep is forgotten, or the process ends.
         prepare_table()
         weakref.finalize(sweep, _show_at_the_end, summary, books.ledger)
     return sweep
+
+
+def _preload(settings: LaunchSettings, entry: ProgramEntry | FunctionEntry) -> Preload | None:
+    """Return what forks ranks, or say why nothing does."""
+    if settings.preload == ():
+        return None
+    reasons = {
+        "hydra.launcher.wrapper has to start a process of its own": bool(settings.wrapper),
+        "a debugger wants a process of its own (hydra.launcher.debug=true)": settings.debug,
+        "it is not meant for several nodes (hydra.launcher.nnodes)": settings.nnodes > 1,
+        "this system is not Linux": not sys.platform.startswith("linux"),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            _log.warning("hydra.launcher.preload has no effect: %s", reason)
+            return None
+    start = process_start()
+    interpreter = (start.executable, *start.interpreter_flags)
+    argv, cwd = rank_command(entry, (), "", ())
+    program = argv[len(interpreter) :]
+    return Preload(
+        settings.preload,
+        RankProgram(interpreter, program[: 2 if program[0] == "-m" else 1], cwd),
+        settings.device_env_var,
+    )
 
 
 def _check_nodes(settings: LaunchSettings, config: DictConfig) -> None:

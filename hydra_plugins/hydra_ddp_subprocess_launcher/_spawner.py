@@ -16,13 +16,13 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import _process, _signals
 from ._channel import Channel
-from ._keeper import keep_job
+from ._keeper import RankForked, StartRank, exec_rank, keep_job
 from ._specs import GroupReport, StopReason
 
 # `-I -S`: nothing of the user's (PYTHONPATH, site, cwd) is imported here, and it starts in a third of the time.
@@ -38,9 +38,13 @@ _KILL_INTERVAL_S = 0.01
 # whether something was left.
 _JOB = struct.Struct("!q")
 _ENDED = struct.Struct("!qi?")
+# In place of the job's number: a note follows, of so many bytes as the exit code says.
+_NOTE = -1
 # Linux passes no more descriptors in one message; one of them is the keeper's socket.
 _MOST_DESCRIPTORS = 253
 MOST_HELD = _MOST_DESCRIPTORS - 1
+# Bytes of a note: as many as a socket takes at once.
+_LONGEST_NOTE = 4096
 
 
 @dataclass(frozen=True)
@@ -58,25 +62,54 @@ class KeeperEnded:
     left: bool = False
 
 
-class SpawnerLink:
-    """The launching process's end: start the spawner, hand it jobs, learn which keepers ended."""
+def spawner_command(descriptor: int, launcher: int) -> list[str]:
+    """Return the command of a spawner.
 
-    def __init__(self) -> None:
+    Args:
+        descriptor: Socket on which jobs arrive.
+        launcher: Pid of the launching process.
+    """
+    bootstrap = _BOOTSTRAP.format(package=__package__)
+    return [sys.executable, "-I", "-S", "-c", bootstrap, str(folder_of_package()), str(descriptor), str(launcher)]
+
+
+def folder_of_package() -> Path:
+    """Return where this package is found when it is imported."""
+    return Path(__file__).resolve().parents[len((__package__ or "").split("."))]
+
+
+def start_spawner(descriptor: int) -> subprocess.Popen[bytes]:
+    """Start a spawner that has jobs on this descriptor."""
+    return subprocess.Popen(
+        spawner_command(descriptor, os.getpid()),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=[descriptor],
+        start_new_session=True,
+    )
+
+
+class SpawnerLink:
+    """The launching process's end: start the spawner, hand it jobs, learn which keepers ended.
+
+    Args:
+        start: Starts it.
+
+    Attributes:
+        lost: Whether it is gone.
+        ready_at: When it could serve, monotonic seconds; infinite: it cannot yet.
+        ready_by: When it has to, likewise.
+    """
+
+    def __init__(self, start: Callable[[int], subprocess.Popen[bytes]] = start_spawner) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            package = __package__ or ""
-            parent = Path(__file__).resolve().parents[len(package.split("."))]
-            bootstrap = _BOOTSTRAP.format(package=package)
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", bootstrap, str(parent), str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            self._process = start(theirs.fileno())
         self._sock = ours
         self._sock.setblocking(False)
         self.lost = False
+        self.ready_at = time.monotonic()
+        self.ready_by = math.inf
 
     def fileno(self) -> int:
         """Return the descriptor, for a selector."""
@@ -117,11 +150,19 @@ class SpawnerLink:
                 break
             except OSError:
                 data = b""
-            if data:
-                reports.append(KeeperEnded(*_ENDED.unpack(data)))
-            else:
+            if not data:
                 self.lost = True
+                break
+            job, code, left = _ENDED.unpack(data)
+            if job == _NOTE:
+                # It was sent together with its length.
+                self.hear_note(self._sock.recv(code))
+            else:
+                reports.append(KeeperEnded(job, code, left))
         return reports
+
+    def hear_note(self, note: bytes) -> None:
+        """Take what a spawner says of itself; a plain one says nothing."""
 
     def wake(self) -> None:
         """Continue the spawner if somebody stopped it."""
@@ -141,20 +182,36 @@ class SpawnerLink:
             self._process.wait()
 
 
+def send_note(sock: socket.socket, note: str) -> None:
+    """Tell the launching process something that is about no job."""
+    data = note.encode("utf-8", "replace")[:_LONGEST_NOTE]
+    sock.sendall(_ENDED.pack(_NOTE, len(data), False) + data)
+
+
 def main(descriptor: int, launcher: int) -> None:
-    """Be the spawner until the launcher is gone and no keeper is left.
+    """Be the spawner, a program of its own.
 
     Args:
         descriptor: Socket on which jobs arrive.
         launcher: Pid of the launching process.
     """
+    _process.name_process("ddp-spawner")
+    serve(socket.socket(fileno=descriptor), launcher)
+
+
+def serve(sock: socket.socket, launcher: int, start_rank: StartRank = exec_rank) -> None:
+    """Fork a keeper for each job until the launcher is gone and no keeper is left.
+
+    Args:
+        sock: On which jobs arrive.
+        launcher: Pid of the launching process.
+        start_rank: Starts one rank.
+    """
     _signals.reset_signals()
     _process.become_subreaper()
     _process.signal_at_parents_end(launcher, signal.SIGCONT)
-    _process.name_process("ddp-spawner")
     # A fork copies only the calling thread, and with it the locks that the others hold.
     assert _process.thread_count() == 1
-    sock = socket.socket(fileno=descriptor)
     sock.set_inheritable(False)
     keepers: dict[int, _Kept] = {}
     dead: list[_Dead] = []
@@ -167,10 +224,13 @@ def main(descriptor: int, launcher: int) -> None:
         lost_at = math.inf
         while connected or keepers or dead:
             for key, _ in selector.select(_KILL_INTERVAL_S if dead else None if connected else GIVE_UP_S):
-                if key.fileobj is sock and not _accept_job(sock, keepers, dead, launcher):
-                    selector.unregister(sock)
+                if key.fileobj is sock and not _accept_job(sock, keepers, dead, launcher, start_rank):
                     connected = False
-                    lost_at = time.monotonic()
+            # What it forked may hold a copy of its socket for ever.
+            connected = connected and os.getppid() == launcher
+            if not connected and lost_at == math.inf:
+                selector.unregister(sock)
+                lost_at = time.monotonic()
             if signal.SIGCONT in arrived.take() or not connected:
                 # One that somebody stopped could neither see that the launcher is gone nor tell it of its start.
                 _signals.send_signal(list(keepers), signal.SIGCONT)
@@ -208,7 +268,13 @@ class _Dead:
     until: float
 
 
-def _accept_job(sock: socket.socket, keepers: dict[int, _Kept], dead: Sequence[_Dead], launcher: int) -> bool:
+def _accept_job(
+    sock: socket.socket,
+    keepers: dict[int, _Kept],
+    dead: Sequence[_Dead],
+    launcher: int,
+    start_rank: StartRank = exec_rank,
+) -> bool:
     """Fork a keeper for the job that waits on `sock`; return whether the launcher is still there."""
     try:
         data, descriptors, _, _ = socket.recv_fds(sock, _JOB.size, _MOST_DESCRIPTORS)
@@ -223,7 +289,6 @@ def _accept_job(sock: socket.socket, keepers: dict[int, _Kept], dead: Sequence[_
         _decline(sock, job, descriptors, f"no process can be made for it: {error.strerror}")
         return True
     if pid == 0:
-        code = 1
         try:
             os.setsid()
             sock.close()
@@ -231,12 +296,15 @@ def _accept_job(sock: socket.socket, keepers: dict[int, _Kept], dead: Sequence[_
             others = [*keepers.values(), *(one.kept for one in dead)]
             _close(held for other in others for held in other.held)
             with socket.socket(fileno=descriptors[0]) as own:
-                keep_job(own, launcher, descriptors[1:])
-            code = 0
+                keep_job(own, launcher, descriptors[1:], start_rank)
+        except RankForked:
+            raise
         except BaseException:  # noqa: BLE001  (a child that returned would act as a second spawner)
-            sys.excepthook(*sys.exc_info())
-        finally:
-            os._exit(code)
+            try:
+                sys.excepthook(*sys.exc_info())
+            finally:
+                os._exit(1)
+        os._exit(0)
     os.close(descriptors[0])
     keepers[pid] = _Kept(job, tuple(descriptors[1:]))
     return True

@@ -5,7 +5,7 @@ The spawner and the keepers import this module, so it imports the standard libra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -75,6 +75,8 @@ class GroupSpec:
         first_rank: Rank of the first of them; the others count up from it.
         meeting: Where the other nodes of the job are met; None: it has one node.
         ignored: Signals that ranks ignore unless they set a handler.
+        program_at: Place in `argv` at which the program begins, behind interpreter and flags, where ranks may be forked
+            from a preloader; None: a new interpreter for each.
     """
 
     argv: tuple[str, ...]
@@ -89,11 +91,27 @@ class GroupSpec:
     first_rank: int = 0
     meeting: Meeting | None = None
     ignored: tuple[int, ...] = ()
+    program_at: int | None = None
 
     @property
     def ranks(self) -> range:
         """The ranks of the group."""
         return range(self.first_rank, self.first_rank + len(self.rank_environments))
+
+
+@dataclass(frozen=True)
+class PreloaderSpec:
+    """What a preloader does.
+
+    Attributes:
+        modules: Names of the modules to import, in order.
+        program: What ranks run: `-m` and a module, or a script, folder or archive.
+        varying: Names of the variables that each rank has with a value of its own.
+    """
+
+    modules: Sequence[str]
+    program: Sequence[str]
+    varying: Sequence[str]
 
 
 class StopReason(Enum):

@@ -88,6 +88,10 @@ class DDPSubprocessLauncherConf(DDPOptions):
     node_rank: int = 0
     # Minutes after which a start of a job is ended and counts as failed. null: never.
     timeout_min: float | None = None
+    # Modules to import once, in a process of which ranks are forks, instead of anew in each rank: null (none), auto
+    # (numpy, torch, torch.distributed, omegaconf and hydra, as far as the program has imported them when it sweeps),
+    # or a list of names.
+    preload: Any = None
     # Rank 0 of the one job has the terminal, so that `breakpoint()` works in it; no restarts, no time limits.
     debug: bool = False
 

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 PROJECT = Path(__file__).parent.parent / "apps" / "diff"
 BASIC = ("hydra/launcher=basic",)
 OURS = ("hydra/launcher=ddp_subprocess", "hydra.launcher.nproc_per_node=2")
+# LAUNCHER_TEST_PRELOAD=auto (conftest.py) compares all programs with ranks that are forks; here some are always.
+PRELOADED = (*OURS, "hydra.launcher.preload=auto")
+BOTH_STARTS = pytest.mark.parametrize("launcher", [OURS, PRELOADED], ids=["new", "forked"])
 # Keys of Hydra's node that name the launcher: the first documented difference. The lines are theirs in saved YAML.
 LAUNCHER = re.compile(r"hydra\.launcher\b|hydra\.runtime\.choices\.hydra/launcher$")
 LAUNCHER_LINES = re.compile(
@@ -167,8 +170,8 @@ class Case:
         self.here.rename(root)
         return Side(ran, seen, files, own, self.here, root)
 
-    def both(self) -> tuple[Side, Side]:
-        return self.run(BASIC), self.run(OURS)
+    def both(self, ours: tuple[str, ...] = OURS) -> tuple[Side, Side]:
+        return self.run(BASIC), self.run(ours)
 
 
 class Names:
@@ -290,10 +293,11 @@ def test_dataclasses_of_main_keep_their_types(runner: Runner, args: tuple[str, .
     assert any(".hydra" in name for name in ours.files) == (jobs == 2)
 
 
-def test_classes_without_a_name_keep_their_types(runner: Runner) -> None:
+@BOTH_STARTS
+def test_classes_without_a_name_keep_their_types(runner: Runner, launcher: tuple[str, ...]) -> None:
     """A6: classes by `make_dataclass` and classes in functions arrive whole, with an Enum of `__main__` inside them."""
     args = ("branch.leaf.size=4,5", "local.color=CYAN", "one.first=3", "shape.side=RIGHT")
-    basic, ours = Case(runner, "made.py", args).both()
+    basic, ours = Case(runner, "made.py", args).both(launcher)
     assert_same(basic, ours, jobs=2)
     assert set(own_classes(ours).values()) == {"True"}
     assert raw(ours, "branch.leaf.size", job=1) == "builtins.int 5"
@@ -313,9 +317,10 @@ def test_read_only_config(runner: Runner) -> None:
     assert "ReadonlyConfigError" in ours.dumps[min(ours.dumps)]["|extra|written"]
 
 
-def test_module_of_a_package(runner: Runner) -> None:
+@BOTH_STARTS
+def test_module_of_a_package(runner: Runner, launcher: tuple[str, ...]) -> None:
     """A6, G3, G7: `python -m`, configs as package data, an argument that the program takes for itself, one it adds."""
-    basic, ours = Case(runner, "pkg.sub.app", ("--own", "given = é", "a=1,2")).both()
+    basic, ours = Case(runner, "pkg.sub.app", ("--own", "given = é", "a=1,2")).both(launcher)
     assert_same(basic, ours, jobs=2)
     assert set(own_classes(ours).values()) == {"True"}
     assert ours.dumps[min(ours.dumps)]["|extra|own"] == "given = é"
@@ -359,9 +364,10 @@ OVERRIDES = (
 )
 
 
-def test_overrides_and_yaml(runner: Runner) -> None:
+@BOTH_STARTS
+def test_overrides_and_yaml(runner: Runner, launcher: tuple[str, ...]) -> None:
     """A8, A9, A10, E1, G1, K2: a config of YAML files with each kind of override and of interpolation."""
-    basic, ours = Case(runner, "plain.py", OVERRIDES, env={"FROM_JOB_COPY": "copied"}).both()
+    basic, ours = Case(runner, "plain.py", OVERRIDES, env={"FROM_JOB_COPY": "copied"}).both(launcher)
     assert_same(basic, ours, jobs=2)
     assert raw(ours, "s") == "builtins.str '${t}'"
     for job, t in enumerate(("1", "2")):

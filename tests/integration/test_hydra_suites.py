@@ -12,6 +12,13 @@ from hydra.test_utils.test_utils import chdir_plugin_root
 
 from hydra_plugins.hydra_ddp_subprocess_launcher.ddp_subprocess_launcher import DDPSubprocessLauncher
 
+# Ranks a job, and whether they are forks: the suites are small, and preload is to change nothing.
+SIZES = (
+    ["hydra.launcher.nproc_per_node=1"],
+    ["hydra.launcher.nproc_per_node=2"],
+    ["hydra.launcher.nproc_per_node=2", "hydra.launcher.preload=auto"],
+)
+IDS = ("1 rank", "2 ranks", "2 ranks, preloaded")
 # Hydra's fixtures put singletons back to what they were when a test began: so the scan comes before.
 Plugins.instance()
 chdir_plugin_root()
@@ -24,8 +31,8 @@ def test_discovery() -> None:
 
 @pytest.mark.parametrize(
     ("launcher_name", "overrides"),
-    [("ddp_subprocess", [f"hydra.launcher.nproc_per_node={nproc}"]) for nproc in (1, 2)],
-    ids=["1 rank", "2 ranks"],
+    [("ddp_subprocess", size) for size in SIZES],
+    ids=IDS,
 )
 class TestLauncher(LauncherTestSuite):
     """Hydra's launcher suite: it calls sweeps from within pytest, so ranks take the function entry."""
@@ -33,14 +40,8 @@ class TestLauncher(LauncherTestSuite):
 
 @pytest.mark.parametrize(
     ("launcher_name", "overrides"),
-    [
-        (
-            "ddp_subprocess",
-            ["hydra/sweeper=basic", "hydra.sweeper.max_batch_size=2", f"hydra.launcher.nproc_per_node={nproc}"],
-        )
-        for nproc in (1, 2)
-    ],
-    ids=["1 rank", "2 ranks"],
+    [("ddp_subprocess", ["hydra/sweeper=basic", "hydra.sweeper.max_batch_size=2", *size]) for size in SIZES],
+    ids=IDS,
 )
 class TestBatches(BatchedSweeperTestSuite):
     """Hydra's suite for sweepers that launch in batches."""
@@ -48,19 +49,8 @@ class TestBatches(BatchedSweeperTestSuite):
 
 @pytest.mark.parametrize(
     ("task_launcher_cfg", "extra_flags"),
-    [
-        (
-            {},
-            [
-                "-m",
-                "hydra/job_logging=disabled",
-                "hydra/launcher=ddp_subprocess",
-                f"hydra.launcher.nproc_per_node={nproc}",
-            ],
-        )
-        for nproc in (1, 2)
-    ],
-    ids=["1 rank", "2 ranks"],
+    [({}, ["-m", "hydra/job_logging=disabled", "hydra/launcher=ddp_subprocess", *size]) for size in SIZES],
+    ids=IDS,
 )
 class TestIntegration(IntegrationTestSuite):
     """Hydra's suite of small programs: here ranks run the program again."""

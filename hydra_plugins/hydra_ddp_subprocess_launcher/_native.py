@@ -1,0 +1,102 @@
+"""What a forked rank has to tell C libraries and the kernel, which have read the preloader's command and environment.
+
+The preloader imports this module, so it imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# Of libgomp, Intel's and LLVM's OpenMP; a process may have several, each with a number of threads of its own.
+_OPENMP = ("libgomp", "libiomp5", "libomp")
+# Names under which builds of OpenBLAS have it, numpy's first.
+_OPENBLAS_SETTERS = (
+    "scipy_openblas_set_num_threads64_",
+    "scipy_openblas_set_num_threads",
+    "openblas_set_num_threads64_",
+    "openblas_set_num_threads",
+)
+# From Linux's <linux/prctl.h>.
+_PR_SET_MM = 35
+_PR_SET_MM_MAP = 14
+# `struct prctl_mm_map`: start and end of code, of data, of the heap, start of the stack, start and end of arguments
+# and of environment, auxiliary vector and its size, descriptor of the executable.
+_MM_MAP = struct.Struct("=11QQIi")
+_NO_DESCRIPTOR = -1
+# Places in /proc/self/stat, counted behind name and state: code, stack, data, heap.
+_STAT_CODE, _STAT_STACK, _STAT_DATA, _STAT_HEAP = slice(22, 24), 24, slice(41, 43), 43
+_READ_WRITE, _PRIVATE_ANONYMOUS = 3, 0x22
+
+
+def set_thread_counts(environment: Mapping[str, str]) -> None:
+    """Let OpenMP, OpenBLAS and torch use as many threads as if they had been loaded with this environment.
+
+    They were loaded with one thread each, as no thread outlives a fork.
+    """
+    wanted = environment.get("OMP_NUM_THREADS", "")
+    if not wanted.isdecimal() or int(wanted) < 1:
+        return  # Such as `4,2`, for nested teams: one is then always right.
+    libraries = [(os.path.basename(path), path) for path in _loaded_libraries()]
+    for name, path in libraries:
+        if name.startswith(_OPENMP):
+            library = ctypes.CDLL(path)
+            # Another number is the choice of a module that was imported.
+            if library.omp_get_max_threads() == 1:
+                library.omp_set_num_threads(int(wanted))
+        elif "openblas" in name:
+            chosen = environment.get("OPENBLAS_NUM_THREADS", wanted)
+            _set_openblas(ctypes.CDLL(path), chosen)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() in (1, int(wanted)):
+        # As torch does it itself when it is first used: MKL uses no more threads than there are cores.
+        core = next((path for name, path in libraries if name.startswith("libtorch_cpu")), None)
+        most = getattr(ctypes.CDLL(core), "mkl_get_max_threads", None) if core is not None else None
+        torch.set_num_threads(int(wanted) if most is None else most())
+
+
+def _set_openblas(library: ctypes.CDLL, wanted: str) -> None:
+    setters = (getattr(library, name, None) for name in _OPENBLAS_SETTERS)
+    setter = next((one for one in setters if one is not None), None)
+    if setter is not None and wanted.isdecimal():
+        setter(max(1, min(int(wanted), os.cpu_count() or 1)))
+
+
+def _loaded_libraries() -> list[str]:
+    try:
+        lines = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return []
+    return list(dict.fromkeys(line[line.index("/") :] for line in lines if ".so" in line and "/" in line))
+
+
+def show_command(argv: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Let `ps`, and whoever looks for a process by its environment, see these in place of those of the preloader.
+
+    Where the kernel was built without it, they go on to see the preloader's.
+    """
+    command = b"".join(os.fsencode(part) + b"\0" for part in argv)
+    variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
+    with contextlib.suppress(OSError, ValueError, IndexError, AttributeError):
+        libc: Any = ctypes.CDLL(None, use_errno=True)
+        fields = [int(field) for field in Path("/proc/self/stat").read_text().rpartition(")")[2].split()[1:]]
+        libc.mmap.restype = libc.sbrk.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [
+            ctypes.c_void_p,
+            *[ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int],
+            ctypes.c_long,
+        ]
+        start = libc.mmap(None, len(command) + len(variables), _READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0)
+        if start in (None, ctypes.c_void_p(-1).value):
+            return
+        ctypes.memmove(start, command + variables, len(command) + len(variables))
+        split, end = start + len(command), start + len(command) + len(variables)
+        areas = (*fields[_STAT_CODE], *fields[_STAT_DATA], fields[_STAT_HEAP], libc.sbrk(0), fields[_STAT_STACK])
+        packed = _MM_MAP.pack(*areas, start, split, split, end, 0, 0, _NO_DESCRIPTOR)
+        libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, ctypes.c_char_p(packed), ctypes.c_ulong(len(packed)), ctypes.c_ulong(0))

@@ -1,0 +1,151 @@
+"""What is preloaded, which jobs may have it, and what a program meets as `__main__`, without starting ranks."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydra_plugins.hydra_ddp_subprocess_launcher import _as_main, _importing, _native, _preload
+from hydra_plugins.hydra_ddp_subprocess_launcher._preload import Preload, RankProgram
+from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupSpec, Limits
+
+PROGRAM = RankProgram((sys.executable, "-B"), ("-m", "app"), "/")
+COMMON = {"PATH": "/bin", "MINE": "1"}
+
+
+class FakeLink:
+    """A preloader that is not started."""
+
+    made: list[tuple[Any, ...]] = []  # noqa: RUF012  (emptied by the fixture)
+
+    def __init__(self, *arguments: Any) -> None:
+        self.made.append(arguments)
+        self.lost = False
+        self.ready_at = math.inf
+
+    def close(self) -> None:
+        self.lost = True
+
+
+@pytest.fixture(autouse=True)
+def _fake_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeLink.made = []
+    monkeypatch.setattr(_preload, "PreloaderLink", FakeLink)
+
+
+def group(**environment: str) -> GroupSpec:
+    own = {"RANK": "0", "OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "3", "MASTER_PORT": "1"}
+    return GroupSpec(
+        (sys.executable, "-B", "-m", "app"), "/", {**COMMON, **own, **environment}, ({},), (), (), (), Limits(1)
+    )
+
+
+def test_jobs_with_the_same_environment_are_admitted(caplog: pytest.LogCaptureFixture) -> None:
+    """What each job has of its own makes no difference; anything else does, and is named once."""
+    preload = Preload(("torch",), PROGRAM, "CUDA_VISIBLE_DEVICES")
+    assert preload.admit(0, group()).program_at is None
+    preload.begin(COMMON)
+    assert preload.admit(0, group()).program_at == 2
+    with caplog.at_level(logging.WARNING):
+        assert preload.admit(1, group(MINE="2", NEW="x")).program_at is None
+        assert preload.admit(2, group(MINE="3", NEW="x")).program_at is None
+    (said,) = caplog.messages
+    assert said.startswith("#1 : is not preloaded: its environment differs in MINE, NEW (hydra.job.env_set)")
+    assert preload.admit(3, group(OMP_NUM_THREADS="7", RANK="5")).program_at == 2
+
+
+def test_a_preloader_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that had served is followed by another; one that had not is not tried again."""
+    preload = Preload(None, PROGRAM, "CUDA_VISIBLE_DEVICES")
+    preload.begin(COMMON)
+    first: Any = preload.link()
+    assert preload.link() is first
+    first.ready_at, first.lost = 0.0, True
+    second: Any = preload.link()
+    assert second is not first
+    second.lost = True
+    assert preload.link() is None
+    assert preload.admit(0, group()).program_at is None
+    assert len(FakeLink.made) == 2
+    _, spec, environment = FakeLink.made[0]
+    assert set(spec.modules) == {name for name in _preload._AUTO if name in sys.modules}
+    assert environment.items() >= {**COMMON, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}.items()
+    assert {"RANK", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"} <= set(spec.varying)
+
+
+def test_reads_of_the_environment_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However a module asks for a variable; who is named is the module that is being imported."""
+    monkeypatch.syspath_prepend(tmp_path)
+    asks = {
+        "get": "os.environ.get('RANK')",
+        "getenv": "os.getenv('RANK')",
+        "contains": "'RANK' in os.environ",
+        "default": "os.environ.setdefault('RANK', '0')",
+        "later": "",
+        "other": "os.environ.get('HOME')",
+    }
+    monkeypatch.setenv("RANK", "0")
+    for name, text in asks.items():
+        (tmp_path / f"asks_{name}.py").write_text(f"import os\n{text}\ndef ask(): return os.environ['RANK']\n")
+    plain = type(os.environ)
+    monkeypatch.setattr(_importing._process, "thread_count", lambda: 1)
+    monkeypatch.setattr(_importing._process, "has_children", lambda: False)
+    for name in asks:
+        fault = _importing.import_module(f"asks_{name}", {"RANK"})
+        reason = f"asks_{name} reads RANK when it is imported, which each rank has with a value of its own"
+        assert fault == (None if name in ("later", "other") else reason)
+    assert type(os.environ) is plain
+
+
+@pytest.mark.parametrize("flags", [[], ["-I"]])
+def test_the_path_of_a_program(tmp_path: Path, flags: list[str]) -> None:
+    """It begins with what the interpreter itself puts there."""
+    (tmp_path / "deep").mkdir()
+    show = "import sys; print(sys.path)"
+    for name in ("app.py", "deep/__main__.py"):
+        (tmp_path / name).write_text(show)
+    (tmp_path / "link.py").symlink_to("deep/__main__.py")
+    with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
+        archive.writestr("__main__.py", show)
+    code = f"import sys; sys.path = {sys.path!r}; from {_as_main.__name__} import own_path; print(own_path("
+    code += "sys.argv[1:], '{}'))"
+    for name in ("app.py", "deep", "link.py", "app.zip"):
+        script = str(tmp_path / name)
+        seen = eval(subprocess.check_output([sys.executable, *flags, script], text=True))
+        own = eval(subprocess.check_output([sys.executable, *flags, "-c", code.format(tmp_path), script], text=True))
+        assert seen[: len(own)] == own
+        assert len(own) == (0 if flags and name.endswith(".py") else 1)
+
+
+def test_thread_counts_that_are_no_numbers_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenMP takes lists, too; then one thread stays."""
+    monkeypatch.setattr(_native, "_loaded_libraries", lambda: pytest.fail("asked"))
+    for value in ("", "4,2", "many", "0"):
+        _native.set_thread_counts({"OMP_NUM_THREADS": value})
+
+
+def test_imports_that_take_too_long(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The preloader is given up after its time, and the module is named."""
+    monkeypatch.undo()
+    link = _preload.PreloaderLink(
+        RankProgram((sys.executable,), ("-m", "app"), "/"),
+        _preload.PreloaderSpec((), ("-m", "app"), ()),
+        dict(os.environ),
+    )
+    link.hear_note(b'{"importing": "slow"}')
+    link.ready_by = time.monotonic() - 1
+    with caplog.at_level(logging.WARNING):
+        link.kill()
+        link.close()
+    assert caplog.messages == [
+        "preload: importing slow takes more than 120 s. From now on each rank is a new interpreter"
+    ]
