@@ -114,6 +114,11 @@ def test_options_that_cannot_be(executor: str, changes: dict[str, Any], words: l
         ({"gres": "nic:2"}, None),
         ({"gres": "vgpu:2"}, None),
         ({"gpus_per_node": 2, "gres": "gpu:4"}, 2),
+        ({"additional_parameters": {"gpus_per_node": "a100:8"}}, 8),
+        ({"additional_parameters": {"gpus-per-node": 4}}, 4),
+        ({"additional_parameters": {"gpus-per-node": "a100"}}, 1),
+        ({"additional_parameters": {"gres": "gpu:a100:2"}}, 2),
+        ({"additional_parameters": {"mail-type": "BEGIN"}}, None),
     ],
 )
 def test_gpus(changes: dict[str, Any], gpus: int | None) -> None:

@@ -269,7 +269,8 @@ class _Part:
                 while self._waits(until):
                     self._node.pause()
         if refused and self._folder.read_end() is None:
-            self._folder.publish_end(JobEnd(False, f"it could not be queued again: {refused}"))
+            advice = "Where the cluster does not requeue by default: +hydra.launcher.additional_parameters.requeue=true"
+            self._folder.publish_end(JobEnd(False, f"it could not be queued again: {refused}. {advice}"))
         raise SystemExit(128 + (self._node.stopped_by or self._preempted_by))
 
     def _waits(self, until: float) -> bool:
