@@ -114,6 +114,11 @@ def test_options_that_cannot_be(executor: str, changes: dict[str, Any], words: l
         ({"gres": "nic:2"}, None),
         ({"gres": "vgpu:2"}, None),
         ({"gpus_per_node": 2, "gres": "gpu:4"}, 2),
+        ({"additional_parameters": {"gpus_per_node": "a100:8"}}, 8),
+        ({"additional_parameters": {"gpus-per-node": 4}}, 4),
+        ({"additional_parameters": {"gpus-per-node": "a100"}}, 1),
+        ({"additional_parameters": {"gres": "gpu:a100:2"}}, 2),
+        ({"additional_parameters": {"mail-type": "BEGIN"}}, None),
     ],
 )
 def test_gpus(changes: dict[str, Any], gpus: int | None) -> None:
@@ -210,9 +215,11 @@ def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that makes `squeue` print a text, or fail with it."""
 
     def says(text: str, code: int = 0) -> None:
+        said = text if code else f"6_0 RUNNING\n7_1 {text}\n8 PENDING"
         script = tmp_path / "squeue"
-        script.write_text(f"#!/bin/sh\necho {shlex.quote(text)} {'>&2' if code else ''}\nexit {code}\n")
+        script.write_text(f"#!/bin/sh\necho {shlex.quote(said)} {'>&2' if code else ''}\nexit {code}\n")
         script.chmod(0o700)
+        monkeypatch.setattr(_submitit, "_QUEUE", _submitit._Queue())
 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     return says
@@ -226,6 +233,8 @@ def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         ("PREEMPTED", "PENDING", "PENDING"),
         ("FAILED", "RUNNING", "RUNNING"),
         ("FAILED", "COMPLETING", "FAILED"),
+        ("NODE_FAIL", "COMPLETING", "COMPLETING"),
+        ("NODE_FAIL", "A_WORD_OF_A_LATER_SLURM", "A_WORD_OF_A_LATER_SLURM"),
         ("CANCELLED by 0", "CANCELLED", "CANCELLED by 0"),
         ("COMPLETED", "", "COMPLETED"),
     ],
@@ -236,6 +245,24 @@ def test_a_job_that_is_queued_again_has_not_ended(squeue: Any, accounting: str, 
     job = SlurmJob(accounting)
     assert _submitit.state_of(job) == state
     assert ("7_1" in job.watcher._finished) == (state == accounting)
+
+
+def test_a_queue_that_does_not_answer_is_no_end(squeue: Any) -> None:
+    """While a dead node's jobs are queued again SLURM is busy: its silence must not fail a job that will run again."""
+    squeue("slurm_load_jobs error: Unable to contact slurm controller", 1)
+    for accounting in ("NODE_FAIL", "PREEMPTED", "FAILED"):
+        assert _submitit.state_of(SlurmJob(accounting)) == "UNKNOWN"
+    assert _submitit.is_queued(SlurmJob("CANCELLED"))
+
+
+def test_one_question_is_for_all_jobs(squeue: Any, tmp_path: Path) -> None:
+    """However many jobs there are, the queue is asked once a second at most."""
+    squeue("RUNNING")
+    script = tmp_path / "squeue"
+    script.write_text(script.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\necho asked >> {tmp_path}/asked\n"))
+    for _ in range(50):
+        assert _submitit.state_of(SlurmJob("NODE_FAIL")) == "RUNNING"
+    assert (tmp_path / "asked").read_text().count("asked") <= 2
 
 
 def record(**changes: Any) -> JobRecord:
@@ -249,8 +276,6 @@ def test_jobs_that_were_left(squeue: Any) -> None:
     assert _submitit.still_there(record(state=JobState.COMPLETED)) == ""
     assert _submitit.still_there(record(job_id="")) == ""
     squeue("CANCELLED")
-    assert _submitit.still_there(record()) == ""
-    squeue("slurm_load_jobs error: Invalid job id specified", 1)
     assert _submitit.still_there(record()) == ""
     squeue("slurm_load_jobs error: Unable to contact slurm controller", 1)
     with pytest.raises(StartError, match=r"7_1 is still on the cluster cannot be found out: .*Unable to contact"):
@@ -303,8 +328,6 @@ def test_scancel_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_jobs_that_are_gone(squeue: Any) -> None:
     """A job is gone when the queue says so, and not when it says nothing for another reason."""
     squeue("")
-    assert _submitit.is_gone(SlurmJob("UNKNOWN"))
-    squeue("slurm_load_jobs error: Invalid job id specified", 1)
     assert _submitit.is_gone(SlurmJob("UNKNOWN"))
     squeue("PENDING")
     assert not _submitit.is_gone(SlurmJob("UNKNOWN"))

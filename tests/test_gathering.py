@@ -325,3 +325,21 @@ def test_what_keepers_tell(pair: tuple[Gathering, Gathering], node: int, report:
 def test_why_it_ends(error: BaseException, why: str) -> None:
     """As a user knows it."""
     assert why_it_ends(error) == why
+
+
+def test_a_node_of_a_cluster_that_does_not_come(tmp_path: Path, clock: Clock) -> None:
+    """Where all are started together, one that has not come for long will not: its program may be missing there."""
+    gathering = Gathering(str(tmp_path), 0, 2, arrive_s=600.0)
+    assert gathering.look() == ""
+    clock.now += 590.0
+    assert gathering.look() == ""
+    clock.now += 20.0
+    assert gathering.look() == "node 1 has not come"
+
+
+def test_a_node_of_a_cluster_that_comes_late(tmp_path: Path, clock: Clock) -> None:
+    """All are there in time: nobody is missed then."""
+    gathering = Gathering(str(tmp_path), 0, 2, arrive_s=600.0)
+    Gathering(str(tmp_path), 1, 2, arrive_s=600.0)
+    clock.now += 610.0
+    assert gathering.look() == ""

@@ -98,6 +98,25 @@ def test_the_checkpoint_counts(tmp_path: Path) -> None:
     assert delayed.function._requeued == 3 and delayed.args == (submitted(tmp_path),)
 
 
+def test_an_end_that_cannot_be_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full for a while does not turn a job that has completed into one that could not be started."""
+    monkeypatch.setattr(_part, "_PUBLISH_INTERVAL_S", 0.0)
+    job = submitted(tmp_path)
+    part = part_of(job)
+    (tmp_path / "meeting").rename(tmp_path / "elsewhere")
+    (tmp_path / "meeting").write_text("in its way")
+    tried = []
+
+    def make_room(_seconds: float) -> None:
+        tried.append(1)
+        if len(tried) == 3:
+            (tmp_path / "meeting").unlink()
+
+    monkeypatch.setattr(_part.time, "sleep", make_room)
+    part._publish(JobEnd(True))
+    assert len(tried) == 3 and JobFolder(job.folder).read_end() == JobEnd(True)
+
+
 # --- leaving
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,8 @@ class Batch(SubmittedBatch):
         self._cluster: Any = SimpleNamespace(executor="slurm")
         self._sweep: Any = SimpleNamespace(settings=SimpleNamespace(check_config=None))
         self._insisted_at = self._asked_at = 0.0
+        self._said_wrong = False
+        self._cancel_at = math.inf
         progress = SimpleNamespace(submitted=lambda plan, job_id, folder: self.submitted.append(plan.number))
         self._progress: Any = progress
         paths = SimpleNamespace(stderr=str(folder / "log.err"))
@@ -57,6 +60,7 @@ def batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Batch:
     batch = Batch(tmp_path)
     monkeypatch.setattr(_submitit, "state_of", batch.state_of)
     monkeypatch.setattr(_submitit, "is_gone", lambda _job: True)
+    monkeypatch.setattr(_submitit, "is_queued", lambda _job: False)
     return batch
 
 
@@ -91,7 +95,45 @@ def test_a_job_that_cannot_be_cancelled_is_not_waited_for_for_ever(batch: Batch)
     batch._ask(1080.0)
     assert batch.ended == {}
     batch._ask(1091.0)
+    # Nothing is noted, so that a resumed sweep looks for it.
+    assert batch.ended == {} and batch._jobs == {}
+
+
+def test_a_cancellation_is_repeated(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`scancel` may come when SLURM does not answer."""
+    cancelled: list[int] = []
+    monkeypatch.setattr(_submitit, "cancel", lambda handles: cancelled.append(len(handles)))
+    batch._jobs[0].why, batch._cancel_at = "cancelled after SIGINT", 1010.0
+    for second in range(1000, 1040):
+        batch._ask(float(second))
+    assert 2 <= len(cancelled) <= 4 and set(cancelled) == {1}
+
+
+def test_a_cancelled_job_is_waited_for_until_its_last_process_is_gone(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accounting has it as cancelled while its ranks have until KillWait."""
+    monkeypatch.setattr(_submitit, "is_queued", lambda _job: True)
+    batch._jobs[0].why, batch.state = "cancelled after SIGINT", "CANCELLED by 0"
+    for second in range(1000, 1030):
+        batch._ask(float(second))
+    assert batch.ended == {}
+    monkeypatch.setattr(_submitit, "is_queued", lambda _job: False)
+    batch._ask(1031.0)
     assert list(batch.ended) == [0]
+
+
+def test_words_that_submitit_does_not_understand(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They end no sweep: the state is not known then."""
+
+    def misread(_job: object, *, ask: bool = False) -> str:
+        raise KeyError("JobID")
+
+    monkeypatch.setattr(_submitit, "state_of", misread)
+    monkeypatch.setattr(_submitit, "is_gone", lambda _job: False)
+    batch._ask(1000.0)
+    batch._ask(2000.0)
+    assert batch.ended == {} and batch._jobs[0].state == "UNKNOWN"
 
 
 @pytest.mark.parametrize(

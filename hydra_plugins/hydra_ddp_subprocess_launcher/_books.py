@@ -51,13 +51,39 @@ def open_books(paths: SweepPaths, settings: LaunchSettings, cluster: Cluster | N
         StartError: when another sweep has the directory, or it cannot be used.
     """
     claim = _take_directory(paths, settings)
-    record = _read_earlier(paths) if settings.resume is not None else None
-    if record is not None:
-        _refuse_jobs_of_other_launchers(record, cluster)
-    earlier = Earlier(record, settings.resume) if record is not None and settings.resume is not None else None
+    record, earlier = _earlier(paths, settings, cluster)
     ledger = Ledger(paths, record)
     ledger.note(_beginning(settings, paths.sweep_dir))
     return Books(claim, ledger, earlier)
+
+
+def read_books(paths: SweepPaths, settings: LaunchSettings, cluster: Cluster | None) -> Books:
+    """Return the books that a dry run reads, and does not write.
+
+    Args:
+        paths: As of `open_books`.
+        settings: As of `open_books`.
+        cluster: As of `open_books`.
+
+    Raises:
+        StartError: when they cannot be read.
+    """
+    record, earlier = _earlier(paths, settings, cluster)
+    ledger = Ledger(None, record)
+    ledger.note(_beginning(settings, paths.sweep_dir))
+    return Books(None, ledger, earlier)
+
+
+def _earlier(
+    paths: SweepPaths, settings: LaunchSettings, cluster: Cluster | None
+) -> tuple[SweepRecord | None, Earlier | None]:
+    if settings.resume is None:
+        return None, None
+    record = _read_earlier(paths)
+    if record is None:
+        return None, None
+    _refuse_jobs_of_other_launchers(record, cluster)
+    return record, Earlier(record, settings.resume)
 
 
 def _read_earlier(paths: SweepPaths) -> SweepRecord | None:

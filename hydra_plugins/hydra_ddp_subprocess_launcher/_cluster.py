@@ -100,5 +100,11 @@ def _gpus(options: Mapping[str, Any]) -> int | None:
     for name in ("gpus_per_node", "gpus_per_task"):
         if options.get(name):
             return count(name, options[name])
-    found = _GPUS.search(str(options.get("gres") or ""))
+    more = {str(name).replace("-", "_"): value for name, value in (options.get("additional_parameters") or {}).items()}
+    for name in ("gpus_per_node", "gpus_per_task"):
+        if more.get(name):
+            # Such as 8, or a100:8.
+            number = str(more[name]).rpartition(":")[2]
+            return int(number) if number.isdecimal() else 1
+    found = _GPUS.search(str(options.get("gres") or more.get("gres") or ""))
     return None if found is None else int(found[1] or 1)

@@ -42,7 +42,7 @@ class ClusterJob:
         since: When it had that state first, monotonic seconds.
         began_at: When it was first seen to run, Unix time in seconds; None: it was not.
         why: Why it was cancelled here; empty: it was not.
-        gone_by: When it has to be gone after that, monotonic seconds.
+        gone_by: When it is given up after that, monotonic seconds.
     """
 
     plan: PlannedJob
@@ -94,14 +94,13 @@ class ClusterJob:
             patience_s = _CUT_OFF_S
         over = _submitit.has_ended(self.state) or preempted
         # What was cancelled is waited for until its last process is gone, as who stops a sweep may start it again.
-        gone = over and (self._has_gone() if self.why else now - self.since > patience_s)
-        if not gone and now <= self.gone_by:
+        if not over or not (self._has_gone() if self.why else now - self.since > patience_s):
             return False
         self.folder.refresh()
         return self.folder.read_end() is None
 
     def _has_gone(self) -> bool:
-        return self.start is None or not _submitit.is_queued(self.handle)
+        return not _submitit.is_queued(self.handle)
 
     def ended_from_outside(self, executor: str) -> Verdict:
         """Return how it ended, of which the cluster alone tells.
@@ -110,6 +109,7 @@ class ClusterJob:
             executor: Submitit's name of the cluster.
         """
         if self.why and self.start is None:
+            self._fence(self.why)
             return _results.skipped(self.why)
         name = {"slurm": "SLURM"}.get(executor, "submitit")
         why = f" ({self.why})" if self.why else ""
@@ -117,11 +117,14 @@ class ClusterJob:
         errors = Path(str(self.handle.paths.stderr))
         if tail := last_lines(str(errors), _SHOWN_LINES):
             lines += ["", f"Last lines of {errors}:", *(f"  {line}" for line in tail), ""]
-        with contextlib.suppress(OSError):
-            # Should the cluster start it again all the same, nobody waits for it any more.
-            self.folder.publish_end(JobEnd(False, lines[0]))
+        self._fence(lines[0])
         if advice := _submitit.hint(self.state):
             lines.append(advice)
         if self.start is not None:
             lines.append(f"The log of each rank is in {self.start.paths.folder}.")
         return replace(_results.failed_before_start(JobFailedError("\n".join(lines))), cause=lines[0].rstrip("."))
+
+    def _fence(self, why: str) -> None:
+        """Should the cluster start it again all the same: nobody waits for it any more."""
+        with contextlib.suppress(OSError):
+            self.folder.publish_end(JobEnd(False, why))

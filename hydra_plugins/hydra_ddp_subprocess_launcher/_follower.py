@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from dataclasses import replace
@@ -67,6 +68,9 @@ class Follower:
 
     def _follow(self, number: int, overrides: tuple[str, ...]) -> Verdict:
         folder = JobFolder(self._gathering.job_folder(number))
+        # Else that it is missing may be remembered for half a minute (NFS).
+        with contextlib.suppress(OSError):
+            os.makedirs(folder.path, exist_ok=True)
         _log.info("\t#%d : %s", number, shown(override_line(overrides)))
         for nth in range(1 << 30):
             start = self._wait_for_start(folder, str(nth))

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import itertools
 import logging
+import math
 import os
 import signal
 import time
@@ -38,10 +39,12 @@ class Gathering:
         folder: Of this run of the sweep alone.
         node: Number of this node.
         nnodes: Number of nodes.
+        arrive_s: Seconds after which a node that has not come will not come any more.
     """
 
-    def __init__(self, folder: str, node: int, nnodes: int) -> None:
+    def __init__(self, folder: str, node: int, nnodes: int, arrive_s: float = math.inf) -> None:
         self._folder = folder
+        self._arrive_by = time.monotonic() + arrive_s
         self._pid = os.getpid()
         self._node = node
         self._nnodes = nnodes
@@ -166,6 +169,11 @@ class Gathering:
             self._gone = f"{self._peers.failed} has left the sweep{f' ({why})' if why else ''}"
         if not self._gone and (lost := self._peers.lost(now)):
             self._gone = f"nothing has been heard of {', '.join(lost)} for long"
+        if not self._gone and now > self._arrive_by:
+            self._peers.refresh()
+            self._peers.look(now)
+            self._gone = f"{missing} has not come" if (missing := ", ".join(self._peers.missing)) else ""
+            self._arrive_by = math.inf
         return self._gone
 
     def leave(self, why: str = "") -> None:

@@ -24,13 +24,18 @@ from ._submission import SubmittedJob
 _log = logging.getLogger(__name__)
 # Seconds for which a part that was told to stop waits for the cluster to kill it, or to tell what comes next. One that
 # left earlier would look as if it had ended by itself, and would not be queued again.
-_AFTERMATH_S = 300.0
+_AFTERMATH_S = 3600.0
 # Likewise where no cluster follows up: submitit's local executor.
 _AFTERMATH_LOCAL_S = 2.0
 # Seconds between a signal to the processes on one node and the same one to those on another, at most.
 _SKEW_S = 5.0
 # Seconds for the cluster to end a job that it does not queue again when it is asked to.
 _REFUSED_S = 60.0
+# Seconds for the processes of all nodes to come: they are started together, but an environment may be slow to load.
+_ARRIVE_S = 600.0
+# How often, and every how many seconds, to try to tell of the end of the job.
+_PUBLISH_TRIES = 10
+_PUBLISH_INTERVAL_S = 6.0
 # Seconds for the first node to tell of the end of a job that another one cannot go on with.
 _LAST_WORD_S = 30.0
 
@@ -109,7 +114,10 @@ class _Part:
         self._preempted_by = int(environment._usr_sig())
         self._aftermath_s = _AFTERMATH_S if environment.name() == "slurm" else _AFTERMATH_LOCAL_S
         number, nnodes = environment.node, job.start.group.nnodes
-        gathering = Gathering(os.path.join(job.folder, f"parts_{generation}"), number, nnodes) if nnodes > 1 else None
+        gathering = None
+        if nnodes > 1:
+            parts = os.path.join(job.folder, f"parts_{generation}")
+            gathering = Gathering(parts, number, nnodes, _ARRIVE_S)
         self._node = Node(number, gathering, self._preempted_by, os.getppid())
         at_start = {} if job.seed is None else {"PL_GLOBAL_SEED": job.seed}
         self._base = _environment.with_omp_threads(
@@ -126,9 +134,11 @@ class _Part:
                 end = (self._lead if self._node.number == 0 else self._follow)()
         except (LauncherError, OSError, ValueError) as error:
             if self._node.number == 0:
-                self._folder.publish_end(JobEnd(False, f"it could not be started: {error}"))
-            self._node.leave()
+                self._publish(JobEnd(False, f"it could not be started: {error}"))
+            self._node.leave(str(error))
             raise
+        if end is not None and self._node.number == 0:
+            self._publish(end)
         if self._node.orphaned:
             self._give_back()
         if end is None:
@@ -153,11 +163,24 @@ class _Part:
                 return None
             again = None if orphaned else running.next_attempt(completed, own_port=job.master_port is None)
             if again is None:
-                end = JobEnd(completed, "" if completed else "see the logs of its ranks", start, running.report)
-                self._folder.publish_end(end)
-                return end
+                return JobEnd(completed, "" if completed else "see the logs of its ranks", start, running.report)
             _log.info("%s", again.why)
             attempt, nth = again, nth + 1
+
+    def _publish(self, end: JobEnd) -> None:
+        """Tell of the end of the job, again where that fails, as on a disk that is full for a while.
+
+        Raises:
+            OSError: when it cannot be told.
+        """
+        for _ in range(_PUBLISH_TRIES):
+            try:
+                return self._folder.publish_end(end)
+            except OSError as error:
+                _log.warning("The end of the job cannot be told: %s: %s", error.strerror, error.filename)
+                time.sleep(_PUBLISH_INTERVAL_S)
+        self._folder.publish_end(end)
+        return None
 
     def _is_being_stopped(self, report: GroupReport | None) -> bool:
         """Return whether a signal that has ended ranks elsewhere comes to this process, too."""
@@ -246,7 +269,8 @@ class _Part:
                 while self._waits(until):
                     self._node.pause()
         if refused and self._folder.read_end() is None:
-            self._folder.publish_end(JobEnd(False, f"it could not be queued again: {refused}"))
+            advice = "Where the cluster does not requeue by default: +hydra.launcher.additional_parameters.requeue=true"
+            self._folder.publish_end(JobEnd(False, f"it could not be queued again: {refused}. {advice}"))
         raise SystemExit(128 + (self._node.stopped_by or self._preempted_by))
 
     def _waits(self, until: float) -> bool:

@@ -83,7 +83,7 @@ def has_completed(report: GroupReport, outcomes: Sequence[Outcome | None]) -> bo
 
 def read_outcomes(start: JobStart) -> list[Outcome | None]:
     """Return what each rank of a start stored; None: nothing."""
-    if start.meeting:
+    if start.meeting or start.hosts:
         # Those on other nodes stored it there.
         refresh_names(start.paths.folder)
     return [read_outcome(start.paths, rank, start.run_id) for rank in range(start.group.world_size)]

@@ -15,7 +15,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from . import _environment, _machine, _pickling
-from ._books import Books, open_books
+from ._books import Books, open_books, read_books
 from ._claim import Claim
 from ._cluster import Cluster, read_cluster
 from ._devices import DeviceGate, find_devices, name_devices
@@ -184,7 +184,9 @@ def prepare_sweep(
         make_executor(cluster)
     # Of several nodes the first one keeps the books.
     keeps_books = footprint is None and settings.node_rank == 0
-    books = open_books(paths, settings, cluster) if keeps_books else Books(None, Ledger(None), None)
+    books = Books(None, Ledger(None), None)
+    if settings.node_rank == 0:
+        books = (open_books if keeps_books else read_books)(paths, settings, cluster)
     storage = OmegaConf.select(config, "hydra.sweeper.storage", default=None)
     if footprint is not None and storage is not None:
         raise OptionError(

@@ -106,6 +106,10 @@ class _StandIn(io.TextIOBase):
         # What each thread has written of a line: `print` writes its end separately.
         self._begun: dict[int, str] = {}
 
+    def __del__(self) -> None:
+        # A stream is flushed and closed then; the one that this stands for may be closed already, and is not its own.
+        pass
+
     def write(self, text: str) -> int:
         screen = self._screen
         if screen is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shlex
 import signal
@@ -28,11 +29,14 @@ _CONTROLLER_S = 10.0
 # Seconds for the last processes of a job to go: SLURM's KillWait is 30, where nobody has changed it.
 _COMPLETING_S = 90.0
 _COMPLETING_INTERVAL_S = 0.5
-# As submitit counts them (`InfoWatcher.is_done`), and what SLURM has besides.
-_ALIVE = (
-    *("READY", "PENDING", "RUNNING", "UNKNOWN", "REQUEUED", "COMPLETING", "PREEMPTED"),
-    *("CONFIGURING", "SUSPENDED", "RESIZING", "REQUEUE", "STOPPED", "SIGNALING", "STAGE_OUT", "SPECIAL_EXIT"),
+# SLURM's words for a job that it will not run any more, and submitit's for one on this machine; PREEMPTED may be
+# followed by another run. What is not known here may still be there.
+_ENDED = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("REVOKED", "TIMEOUT", "GONE", "FINISHED", "INTERRUPTED", "NO PROCESS"),
 )
+# Seconds for which an answer of SLURM about its queue holds.
+_QUEUE_AGE_S = 1.0
 # SLURM's words for a job that has ended for good, beside those that submitit counts as such.
 _HINTS = {
     "OUT_OF_MEMORY": "Ask for more memory (hydra.launcher.mem_gb).",
@@ -110,6 +114,20 @@ def outside_allocation() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def undisturbed(cluster: Cluster) -> Iterator[None]:
+    """Hold signals to stop back while jobs are submitted: `sbatch` would end, and nobody know what it has submitted."""
+    if cluster.executor != "slurm":
+        # Its jobs are started here, and would inherit that.
+        yield
+        return
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, _signals.STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
+
+
 def cancel(jobs: Sequence[Any]) -> str:
     """Cancel submitit's jobs, those of SLURM by one command; return what went wrong, if anything did."""
     ids = []
@@ -142,7 +160,10 @@ def was_ended(error: Exception) -> bool:
 def _command(*argv: str) -> tuple[str, str]:
     """Return what a command of SLURM has printed, and what went wrong, if anything did."""
     try:
-        ran = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=_COMMAND_S)
+        # In a session of its own: the second Ctrl-C at a terminal shall not end it.
+        ran = subprocess.run(
+            argv, check=False, capture_output=True, text=True, timeout=_COMMAND_S, start_new_session=True
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return "", str(error)
     return ran.stdout, (ran.stderr.strip() or f"{argv[0]}: exit code {ran.returncode}") if ran.returncode else ""
@@ -169,21 +190,39 @@ def still_there(record: JobRecord) -> str:
     if record.executor == "local":
         return "RUNNING" if _is_controller(record.job_id) else ""
     # Not accounting, which hears of a job late, and of none where it is off.
-    said, wrong = _queued(record.job_id)
+    said, wrong = _QUEUE.state_of(record.job_id)
     until = time.monotonic() + _COMPLETING_S
     while said == "COMPLETING" and time.monotonic() < until:
         # What is left of it has the run directory yet, but it does not run any more.
         time.sleep(_COMPLETING_INTERVAL_S)
-        said, wrong = _queued(record.job_id)
-    if wrong and "nvalid job id" not in wrong:
-        raise StartError(f"Whether job {record.job_id} is still on the cluster cannot be found out: {wrong}")
+        said, wrong = _QUEUE.state_of(record.job_id)
+    if wrong:
+        raise StartError(
+            f"Whether job {record.job_id} is still on the cluster cannot be found out: {wrong}. Start the sweep where "
+            "`squeue` works, or choose another hydra.sweep.dir."
+        )
     return said
 
 
-def _queued(job_id: str) -> tuple[str, str]:
-    """Return the state of a job that waits or runs on SLURM; empty: it does not; and what went wrong, if anything."""
-    said, wrong = _command("squeue", "-h", "-j", job_id, "-o", "%T")
-    return next((word for word in said.split() if not has_ended(word)), ""), wrong
+class _Queue:
+    """What SLURM has of this user's jobs: asked for all at once, as there may be hundreds, and seldom."""
+
+    def __init__(self) -> None:
+        self._asked_at = -math.inf
+        self._states: dict[str, str] = {}
+        self._wrong = ""
+
+    def state_of(self, job_id: str) -> tuple[str, str]:
+        """Return the state of a job that waits or runs; empty: it does not; and what went wrong, if anything did."""
+        if time.monotonic() > self._asked_at + _QUEUE_AGE_S:
+            said, self._wrong = _command("squeue", "-h", "-r", "-u", str(os.getuid()), "-o", "%i %T")
+            self._asked_at = time.monotonic()
+            rows = (line.split() for line in said.splitlines())
+            self._states = {row[0]: row[1] for row in rows if len(row) == 2 and not has_ended(row[1])}
+        return self._states.get(job_id, ""), self._wrong
+
+
+_QUEUE = _Queue()
 
 
 def bury(job: Any) -> None:
@@ -218,29 +257,31 @@ def state_of(job: Any, *, ask: bool = False) -> str:
     if not has_ended(state) and not state.startswith("PREEMPTED"):
         return state
     # Accounting tells of each run of a job. Whether it is queued again after this one, the controller knows.
-    queued, _ = _queued(job.job_id)
-    if not queued or queued == "COMPLETING":
+    queued, wrong = _QUEUE.state_of(job.job_id)
+    if wrong:
+        return "UNKNOWN"
+    # One that a dead node has cost is put into the queue while its other nodes are still being cleaned.
+    if not queued or (queued == "COMPLETING" and not state.startswith("NODE_FAIL")):
         return state
     job.watcher._finished.discard(job.job_id)
     return queued
 
 
 def is_queued(job: Any) -> bool:
-    """Return whether SLURM still has a job, be it that its last processes are about to end."""
-    return type(job).__name__ == "SlurmJob" and bool(_queued(job.job_id)[0])
+    """Return whether SLURM may still have a job, be it that its last processes are about to end."""
+    return type(job).__name__ == "SlurmJob" and any(_QUEUE.state_of(job.job_id))
 
 
 def is_gone(job: Any) -> bool:
     """Return whether SLURM has no job any more of which accounting knows nothing, as where it is off."""
     if type(job).__name__ == "LocalJob":
         return False
-    queued, wrong = _queued(job.job_id)
-    return not queued and (not wrong or "nvalid job id" in wrong)
+    return not any(_QUEUE.state_of(job.job_id))
 
 
 def has_ended(state: str) -> bool:
     """Return whether the cluster will not run a job any more, by its state; not so for PREEMPTED, which may follow."""
-    return not any(state.startswith(word) for word in _ALIVE)
+    return state.startswith(_ENDED)
 
 
 def how_to_cancel(record: JobRecord) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import selectors
 import signal
@@ -38,8 +39,9 @@ _FILES_INTERVAL_PER_JOB_S = 0.02
 _STATE_INTERVAL_S = 1.0
 # Seconds after which the cluster is asked although submitit would not do so yet: it waits for up to ten minutes.
 _ASK_AGAIN_S = 60.0
-# Seconds for cancelled jobs to end: SLURM's KillWait is 30, where nobody has changed it.
+# Seconds for cancelled jobs to end: SLURM's KillWait is 30, where nobody has changed it. And until that is asked again.
 _CANCELLED_S = 90.0
+_CANCEL_AGAIN_S = 10.0
 
 
 class SubmittedBatch:
@@ -63,6 +65,8 @@ class SubmittedBatch:
         self._stopped_by: int | None = None
         self._stopped_at = 0.0
         self._gave_up = False
+        self._said_wrong = False
+        self._cancel_at = math.inf
         self._asked_at = self._insisted_at = self._looked_at = 0.0
         at_once = self._cluster.max_parallel_jobs or self._cluster.queue.get("array_parallelism") or len(job_overrides)
         self._progress = Progress(sweep, self._overrides, min(int(at_once), len(job_overrides)))
@@ -79,10 +83,8 @@ class SubmittedBatch:
                 selector.register(arrived.wakeup, selectors.EVENT_READ)
                 try:
                     self._run_all(arrived, selector)
-                except BaseException:
-                    # Such as a signal that came while the cluster did not answer.
-                    if self._cluster.on_interrupt is OnInterrupt.cancel:
-                        _submitit.cancel([job.handle for job in self._jobs.values()])
+                except BaseException as error:
+                    self._leave_for(error)
                     raise
             self._progress.finish()
         if self._stopped_by is not None:
@@ -197,10 +199,12 @@ class SubmittedBatch:
         end = job.folder.read_end()
         if end is None:
             return
-        if end.start is None:
-            self._end(job, _results.failed_before_start(JobFailedError(end.cause)))
-        else:
+        if end.start is not None:
             self._end(job, self._judge(job.plan.number, end.report, end.start))
+        elif self._all_completed(job):
+            self._end(job, self._ended_from_outside(job))
+        else:
+            self._end(job, _results.failed_before_start(JobFailedError(end.cause)))
 
     def _judge(self, number: int, report: GroupReport | None, start: JobStart) -> Verdict:
         rule = self._sweep.settings.check_config
@@ -219,7 +223,7 @@ class SubmittedBatch:
         if ask:
             self._insisted_at = now
         for job in list(self._jobs.values()):
-            state = _submitit.state_of(job.handle, ask=ask)
+            state = self._state_of(job, ask=ask)
             # Accounting does not list elements of an array that were cancelled while they waited together.
             waited = bool(job.why) or now - job.since > _ASK_AGAIN_S
             if state == "UNKNOWN" and insisting and waited and _submitit.is_gone(job.handle):
@@ -231,14 +235,33 @@ class SubmittedBatch:
                 self._progress.submitted(job.plan, job.handle.job_id, job.folder.path)
             if job.is_lost(now, self._cluster.executor):
                 self._end(job, self._ended_from_outside(job))
+            elif now > job.gone_by:
+                # Nothing is noted of its end, so that a resumed sweep looks for it.
+                number, job_id = job.plan.number, job.handle.job_id
+                _log.error("#%d : may still be on the cluster. Cancel it: scancel %s", number, job_id)
+                del self._jobs[job.plan.number]
+        if now > self._cancel_at:
+            self._cancel_at = now + _CANCEL_AGAIN_S
+            _submitit.cancel([job.handle for job in self._jobs.values() if job.why])
+
+    def _state_of(self, job: ClusterJob, *, ask: bool) -> str:
+        try:
+            return _submitit.state_of(job.handle, ask=ask)
+        except Exception as error:  # noqa: BLE001  (submitit reads what SLURM's commands print, and may not understand it)
+            if not self._said_wrong:
+                self._said_wrong = True
+                _log.warning("The states of the jobs cannot be found out: %s: %s", type(error).__name__, error)
+            return "UNKNOWN"
 
     def _ended_from_outside(self, job: ClusterJob) -> Verdict:
-        if job.start is not None:
-            outcomes = _results.read_outcomes(job.start)
-            if all(outcome is not None and outcome.completed for outcome in outcomes):
-                # Only the way out was cut off.
-                return self._judge(job.plan.number, GroupReport((), None, None, finished=True), job.start)
+        if job.start is not None and self._all_completed(job):
+            # Only the way out was cut off.
+            return self._judge(job.plan.number, GroupReport((), None, None, finished=True), job.start)
         return job.ended_from_outside(self._cluster.executor)
+
+    def _all_completed(self, job: ClusterJob) -> bool:
+        outcomes = [] if job.start is None else _results.read_outcomes(job.start)
+        return bool(outcomes) and all(outcome is not None and outcome.completed for outcome in outcomes)
 
     # Ending
 
@@ -274,12 +297,26 @@ class SubmittedBatch:
         self._cancel(list(self._jobs.values()), f"cancelled after {name}")
 
     def _cancel(self, jobs: list[ClusterJob], why: str) -> None:
+        now = time.monotonic()
         for job in jobs:
-            job.why, job.gone_by = why, time.monotonic() + _CANCELLED_S
+            job.why = why
+            job.gone_by = now + _CANCELLED_S if self._stopped_by is not None else math.inf
+        self._cancel_at = now + _CANCEL_AGAIN_S if self._cluster.executor == "slurm" else math.inf
         if wrong := _submitit.cancel([job.handle for job in jobs]):
             _log.error("The jobs could not be cancelled: %s", wrong)
         # The states are old now.
         self._asked_at = 0.0
+
+    def _leave_for(self, error: BaseException) -> None:
+        """Cancel the jobs, or say that they are left, before this process ends for an error."""
+        handles = [job.handle for job in self._jobs.values()]
+        if not handles:
+            return
+        # Such as a signal that came while the cluster did not answer. A defect of ours is no reason to lose the jobs.
+        if isinstance(error, KeyboardInterrupt | SystemExit) and self._cluster.on_interrupt is OnInterrupt.cancel:
+            _submitit.cancel(handles)
+        else:
+            _log.error("Left on the cluster: %s. hydra.launcher.resume=unfinished finds them", listed(handles))
 
     def _give_up(self) -> None:
         """Start no more jobs when too many have failed (`max_failures`)."""

@@ -12,7 +12,7 @@ from . import _machine, _submitit
 from ._cluster_job import ClusterJob
 from ._describe import describe_start
 from ._errors import StartError
-from ._nodes import JobFolder
+from ._nodes import JobEnd, JobFolder
 from ._part import RunPart
 from ._plan import PlannedJob
 from ._port import ReservedPort
@@ -41,8 +41,15 @@ def submit(sweep: Sweep, plans: Sequence[PlannedJob], folder: str) -> list[Clust
     jobs = [_describe(sweep, plan, os.path.join(folder, str(plan.number))) for plan in plans]
     for job in jobs:
         os.makedirs(job.folder, exist_ok=True)
-    with _submitit.outside_allocation():
-        handles = _submitit.make_executor(sweep.cluster).map_array(RunPart(), jobs)
+    try:
+        with _submitit.outside_allocation(), _submitit.undisturbed(sweep.cluster):
+            handles = _submitit.make_executor(sweep.cluster).map_array(RunPart(), jobs)
+    except BaseException:
+        # Some of them may be on the cluster all the same: they shall not run, as nobody knows of them.
+        for job in jobs:
+            with contextlib.suppress(OSError):
+                JobFolder(job.folder).publish_end(JobEnd(False, "its submission failed"))
+        raise
     for handle in handles:
         # The payload is in it.
         with contextlib.suppress(OSError):

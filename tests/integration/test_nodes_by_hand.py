@@ -292,7 +292,8 @@ def test_too_many_failures(nodes: Nodes) -> None:
     """Jobs that the first node does not run, the second one does not wait for."""
     codes = nodes.run("x=1,2,3", "+r2=raise", "hydra.launcher.max_failures=1")
     assert [code for code, _ in codes] == [1, 1], codes
-    assert nodes.notes.places() == [(0, rank) for rank in range(4)]
+    # Of its ranks some may be stopped before they get to their body.
+    assert {job for job, _ in nodes.notes.places()} == {0}
     assert re.findall(r"#(\d) : FAILED", codes[1][1]) == ["0", "1", "2"]
 
 
