@@ -156,21 +156,7 @@ def prepare_sweep(
     Raises:
         LauncherError: for what the user can mend.
     """
-    unsupported = _machine.unsupported_reason()
-    if unsupported is not None:
-        raise StartError(unsupported)
-    options = OmegaConf.to_container(config.hydra.launcher, resolve=True)
-    assert isinstance(options, dict)
-    named = {str(name): value for name, value in options.items()}
-    settings, cluster = (read_settings(named), None) if executor is None else read_cluster(named, executor)
-    if not settings.allow_nested:
-        _environment.refuse_as_rank(os.environ)
-    ignored = _environment.ignored_rendezvous(os.environ)
-    if ignored:
-        _log.warning(
-            "%s of the environment: ignored, each job gets a port of its own (hydra.launcher.master_addr, master_port)",
-            ", ".join(ignored),
-        )
+    settings, cluster = _read_options(config, executor)
     entry = find_entry(settings.entry, task_function)
     paths = SweepPaths(os.path.abspath(str(config.hydra.sweep.dir)))
     pool, gate = _pool_and_gate(settings, paths.sweep_dir, here=cluster is None)
@@ -178,7 +164,7 @@ def prepare_sweep(
     sources = SourceWatch(main_script)
     if cluster is None:
         _check_nodes(settings, config)
-    footprint = Footprint.look(paths.sweep_dir) if settings.dry_run else None
+    footprint = _footprint(config, paths.sweep_dir) if settings.dry_run else None
     if cluster is not None and footprint is None:
         # What submitit refuses, it refuses for all jobs.
         make_executor(cluster)
@@ -187,12 +173,6 @@ def prepare_sweep(
     books = Books(None, Ledger(None), None)
     if settings.node_rank == 0:
         books = (open_books if keeps_books else read_books)(paths, settings, cluster)
-    storage = OmegaConf.select(config, "hydra.sweeper.storage", default=None)
-    if footprint is not None and storage is not None:
-        raise OptionError(
-            f"A dry run would leave what the sweeper writes into hydra.sweeper.storage={storage}, such as trials that "
-            "never end. Set hydra.sweeper.storage=null for the dry run."
-        )
     spool = ComposeSpool(context.config_loader, footprint.restore if footprint is not None else lambda: None)
     spool.record()
     summary = _summary(entry, config, paths.sweep_dir, settings.nnodes if cluster is None else 1)
@@ -227,6 +207,36 @@ def prepare_sweep(
         prepare_table()
         weakref.finalize(sweep, _show_at_the_end, summary, books.ledger)
     return sweep
+
+
+def _read_options(config: DictConfig, executor: str | None) -> tuple[LaunchSettings, Cluster | None]:
+    unsupported = _machine.unsupported_reason()
+    if unsupported is not None:
+        raise StartError(unsupported)
+    options = OmegaConf.to_container(config.hydra.launcher, resolve=True)
+    assert isinstance(options, dict)
+    named = {str(name): value for name, value in options.items()}
+    settings, cluster = (read_settings(named), None) if executor is None else read_cluster(named, executor)
+    if not settings.allow_nested:
+        _environment.refuse_as_rank(os.environ)
+    ignored = _environment.ignored_rendezvous(os.environ)
+    if ignored:
+        _log.warning(
+            "%s of the environment: ignored, each job gets a port of its own (hydra.launcher.master_addr, master_port)",
+            ", ".join(ignored),
+        )
+    return settings, cluster
+
+
+def _footprint(config: DictConfig, sweep_dir: str) -> Footprint:
+    """Return what a dry run has to put back; refuse what it could not."""
+    storage = OmegaConf.select(config, "hydra.sweeper.storage", default=None)
+    if storage is not None:
+        raise OptionError(
+            f"A dry run would leave what the sweeper writes into hydra.sweeper.storage={storage}, such as trials that "
+            "never end. Set hydra.sweeper.storage=null for the dry run."
+        )
+    return Footprint.look(sweep_dir)
 
 
 def _preload(settings: LaunchSettings, entry: ProgramEntry | FunctionEntry) -> Preload | None:
