@@ -10,6 +10,7 @@ from . import _results, _submitit
 from ._commands import shell_comment, shell_words
 from ._describe import describe_start
 from ._footprint import Footprint
+from ._job_return import make_job_return
 from ._plan import PlannedJob, compose_and_plan
 from ._port import ReservedPort
 from ._report import override_line, shown
@@ -78,12 +79,12 @@ def _show(sweep: Sweep, number: int, overrides: list[str]) -> tuple[list[str], J
     except Exception as error:  # noqa: BLE001  (a config may raise anything; it is this job's failure alone)
         verdict = _results.failed_before_start(error)
         line = shell_comment(f"{name}: cannot start: {verdict.cause}")
-        return [line], _results.make_job_return(overrides, None, "", sweep.task_name, verdict), False
+        return [line], make_job_return(overrides, None, "", sweep.task_name, verdict), False
     return [shell_comment(name), *lines], _job_return(sweep, plan, _results.Verdict(completed=True, value=None)), True
 
 
 def _job_return(sweep: Sweep, plan: PlannedJob, verdict: _results.Verdict) -> JobReturn:
-    return _results.make_job_return(plan.overrides, plan.config, plan.run_dir, sweep.task_name, verdict)
+    return make_job_return(plan.overrides, plan.config, plan.run_dir, sweep.task_name, verdict)
 
 
 def _job_lines(sweep: Sweep, plan: PlannedJob) -> list[str]:

@@ -17,6 +17,7 @@ from ._ending import HEARD, Ending
 from ._errors import JobFailedError, LauncherError, StartError
 from ._freeze import sweep_env_set
 from ._hub import Hub
+from ._job_return import make_job_return
 from ._line import Line
 from ._logs import LOOK_INTERVAL_S
 from ._nodes import JobEnd, tell_for_keeper
@@ -273,7 +274,7 @@ class Batch:
     def _finish(
         self, number: int, config: DictConfig | None, run_dir: str, seconds: float | None, verdict: Verdict
     ) -> None:
-        self._returns[number] = _results.make_job_return(
+        self._returns[number] = make_job_return(
             self._overrides[number], config, run_dir, self._sweep.task_name, verdict
         )
         if self._sweep.gathering is not None:

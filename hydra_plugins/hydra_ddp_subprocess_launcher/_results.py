@@ -1,15 +1,10 @@
-"""From what ranks stored and how they exited to a JobReturn, and to words for the user."""
+"""From what ranks stored and how they exited to a verdict, and to words for the user."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from hydra import version
-from hydra.core.utils import JobReturn, JobStatus
-from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_write
 
 from . import _pickling
 from ._errors import JobFailedError, RankTraceback
@@ -211,60 +206,3 @@ def _rebuilt_exception(outcome: Outcome | None) -> Exception | None:
     except (Exception, SystemExit):  # noqa: BLE001  (then the text has to do)
         return None
     return error if isinstance(error, Exception) else None
-
-
-def make_job_return(
-    overrides: Sequence[str], config: DictConfig | None, run_dir: str, task_name: str, verdict: Verdict
-) -> JobReturn:
-    """Build what the sweeper gets, from the launching process's own config and the verdict.
-
-    Args:
-        overrides: Of the job.
-        config: Frozen config, which is used up; None: the job did not compose.
-        run_dir: Run directory.
-        task_name: Hydra's name of the job function.
-        verdict: How the job ended.
-    """
-    job_return = JobReturn(overrides=list(overrides), task_name=task_name)
-    job_return.status = JobStatus.COMPLETED if verdict.completed else JobStatus.FAILED
-    job_return._return_value = verdict.value
-    for name, value in verdict.remote:
-        if hasattr(job_return, name):
-            setattr(job_return, name, value)
-    if config is not None:
-        # Without those of Hydra's own options, as the basic launcher has it.
-        task_overrides = OmegaConf.to_container(config.hydra.overrides.task)
-        assert isinstance(task_overrides, list)
-        job_return.overrides = task_overrides
-        job_return.hydra_cfg = hydra_cfg = _take_out_hydra(config)
-        job_return.cfg = config
-        job_return.working_dir = run_dir if _changes_directory(hydra_cfg) else _working_dir(hydra_cfg)
-    return job_return
-
-
-def _take_out_hydra(config: DictConfig) -> DictConfig:
-    """Move Hydra's part of a config into one of its own, where it is read-only.
-
-    A copy of it, as Hydra makes, would take longer than all else from the end of a job to the start of the next one.
-    """
-    part = config.hydra
-    OmegaConf.set_readonly(part, True)
-    with read_write(config), open_dict(config):
-        del config["hydra"]
-    alone = OmegaConf.create()
-    with flag_override(alone, "no_deepcopy_set_nodes", True):
-        alone.hydra = part
-    return alone
-
-
-def _working_dir(hydra_cfg: DictConfig) -> str:
-    try:
-        return os.getcwd()
-    except OSError:
-        return str(hydra_cfg.hydra.runtime.cwd)  # Somebody deleted it.
-
-
-def _changes_directory(hydra_cfg: DictConfig) -> bool:
-    # Hydra's own rule: programs that say version_base 1.1 or nothing get the old default.
-    chdir = hydra_cfg.hydra.job.chdir
-    return bool(chdir) if chdir is not None else not version.base_at_least("1.2")

@@ -20,6 +20,7 @@ from ._choices import OnConfigDifference, OnInterrupt
 from ._cluster_job import ClusterJob
 from ._ending import HEARD, leave
 from ._errors import JobFailedError, LauncherError, StartError
+from ._job_return import make_job_return
 from ._logs import LOOK_INTERVAL_S
 from ._plan import PlannedJob, compose_and_plan
 from ._port import ReservedPort
@@ -346,7 +347,7 @@ class SubmittedBatch:
     def _finish(
         self, number: int, config: DictConfig | None, run_dir: str, seconds: float | None, verdict: Verdict
     ) -> None:
-        self._returns[number] = _results.make_job_return(
+        self._returns[number] = make_job_return(
             self._overrides[number], config, run_dir, self._sweep.task_name, verdict
         )
         self._progress.ended(number, verdict, seconds)
