@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,21 +29,18 @@ class KeptConfig:
     """A composed job config that was put by, about 10 kB for 350 nodes; live, it takes a hundred times that.
 
     Attributes:
-        data: Its pickle, compressed.
-        pickle: What reads it.
+        pickle: Of the config.
         nproc_per_node: The option as this job has it; None: it cannot be resolved.
     """
 
-    data: bytes
     pickle: LocalPickle
     nproc_per_node: Any
 
     @classmethod
     def put_by(cls, config: DictConfig) -> KeptConfig | None:
         """Return a config to keep; None when it cannot be pickled."""
-        local = LocalPickle()
         try:
-            return cls(zlib.compress(local.dumps(config), level=1), local, _nproc_per_node(config))
+            return cls(LocalPickle.of(config), _nproc_per_node(config))
         except Exception as error:  # noqa: BLE001  (a pickle can fail with anything)
             # It is composed again when its turn comes, and then named in the job's error.
             _log.debug("A config cannot be kept: %s: %s", type(error).__name__, error)
@@ -52,7 +48,7 @@ class KeptConfig:
 
     def load(self) -> DictConfig:
         """Return the config."""
-        config = self.pickle.loads(zlib.decompress(self.data))
+        config = self.pickle.load()
         assert isinstance(config, DictConfig)
         return config
 
