@@ -11,8 +11,8 @@ from hydra import version
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_write
 
-from ._freeze import KeptConfig
 from ._results import Verdict
+from ._spool import KeptConfig
 
 
 def make_job_return(

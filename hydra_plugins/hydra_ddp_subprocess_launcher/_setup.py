@@ -23,7 +23,6 @@ from ._entry import FunctionEntry, ProgramEntry, find_entry, process_start, rank
 from ._errors import OptionError, StartError
 from ._files import SweepPaths
 from ._footprint import Footprint
-from ._freeze import ComposeSpool
 from ._gathering import Gathering
 from ._ledger import Ledger
 from ._locks import DeviceLocks
@@ -35,6 +34,7 @@ from ._resume import Earlier
 from ._schedule import Pool
 from ._settings import LaunchSettings, read_settings
 from ._sources import SourceWatch
+from ._spool import ComposeSpool
 from ._streams import Screens, streams_above
 from ._submitit import make_executor
 from ._summary import Summary
