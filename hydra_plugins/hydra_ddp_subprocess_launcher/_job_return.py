@@ -16,7 +16,12 @@ from ._spool import KeptConfig
 
 
 def make_job_return(
-    overrides: Sequence[str], config: DictConfig | None, run_dir: str, task_name: str, verdict: Verdict
+    overrides: Sequence[str],
+    config: DictConfig | None,
+    run_dir: str,
+    task_name: str,
+    verdict: Verdict,
+    kept: KeptConfig | None = None,
 ) -> JobReturn:
     """Build what the sweeper gets, from the launching process's own config and the verdict.
 
@@ -26,8 +31,10 @@ def make_job_return(
         run_dir: Run directory.
         task_name: Hydra's name of the job function.
         verdict: How the job ended.
+        kept: The config, if it was put by; None: that is done now.
     """
-    kept = None if config is None else KeptConfig.put_by(config)
+    if config is not None and kept is None:
+        kept = KeptConfig.put_by(config)
     job_return = JobReturn() if kept is None else _KeptJobReturn(kept)
     job_return.overrides, job_return.task_name = list(overrides), task_name
     job_return.status = JobStatus.COMPLETED if verdict.completed else JobStatus.FAILED

@@ -7,7 +7,6 @@ import selectors
 import time
 
 from hydra.core.utils import JobReturn
-from omegaconf import DictConfig
 
 from . import _environment, _results, _signals
 from ._choices import OnConfigDifference
@@ -97,7 +96,7 @@ class Batch:
         while self._line.waiting or self._hub.running or self._restarts:
             self._ending.act_on(arrived.take())
             for number in self._ending.give_up():
-                self._finish(number, None, "", None, self._ending.too_many_failures())
+                self._finish(number, None, None, self._ending.too_many_failures())
             self._start_again()
             started = self._start_next()
             self._wait(ready=started or self._line.has_work)
@@ -116,7 +115,7 @@ class Batch:
         error = self._start(plan, devices, plan.first_attempt)
         if error is not None:
             self._line.job_ended(plan.number)
-            self._finish(plan.number, plan.config, plan.run_dir, None, _results.failed_before_start(error))
+            self._finish(plan.number, plan, None, _results.failed_before_start(error))
         return True
 
     def _start_again(self) -> None:
@@ -138,11 +137,11 @@ class Batch:
         if verdict is None and self._ending.gave_up:
             verdict = self._ending.too_many_failures()
         if verdict is not None:
-            self._finish(plan.number, plan.config, plan.run_dir, None, verdict)
+            self._finish(plan.number, plan, None, verdict)
         return verdict is not None
 
     def _fail(self, number: int, error: Exception) -> None:
-        self._finish(number, None, "", None, _results.failed_before_start(error))
+        self._finish(number, None, None, _results.failed_before_start(error))
 
     def _start(self, plan: PlannedJob, devices: tuple[str, ...], attempt: Attempt) -> Exception | None:
         """Start a job on its devices; return why it could not be."""
@@ -269,14 +268,14 @@ class Batch:
 
     def _end_for_good(self, plan: PlannedJob, attempt: Attempt, verdict: Verdict) -> None:
         self._line.job_ended(plan.number)
-        self._finish(plan.number, plan.config, plan.run_dir, time.monotonic() - attempt.since, verdict)
+        self._finish(plan.number, plan, time.monotonic() - attempt.since, verdict)
 
-    def _finish(
-        self, number: int, config: DictConfig | None, run_dir: str, seconds: float | None, verdict: Verdict
-    ) -> None:
-        self._returns[number] = make_job_return(
-            self._overrides[number], config, run_dir, self._sweep.task_name, verdict
-        )
+    def _finish(self, number: int, plan: PlannedJob | None, seconds: float | None, verdict: Verdict) -> None:
+        name = self._sweep.task_name
+        if plan is None:
+            self._returns[number] = make_job_return(self._overrides[number], None, "", name, verdict)
+        else:
+            self._returns[number] = make_job_return(plan.overrides, plan.config, plan.run_dir, name, verdict, plan.kept)
         if self._sweep.gathering is not None:
             self._sweep.gathering.publish_end(number, JobEnd(verdict.completed, verdict.cause))
         self._progress.ended(number, verdict, seconds)
