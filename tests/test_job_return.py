@@ -17,7 +17,7 @@ import pytest
 from hydra import version
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn, JobRuntime, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
 from hydra_plugins.hydra_ddp_subprocess_launcher._job_return import make_job_return
@@ -40,8 +40,14 @@ def cloudpickle_again(one: JobReturn) -> JobReturn:
     return again
 
 
+@pytest.fixture(autouse=True)
+def job_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Hydra know a job function, as it does in a program."""
+    monkeypatch.setattr(JobRuntime.instance(), "conf", OmegaConf.create({"name": "app"}))
+
+
 def made(config: DictConfig | None, verdict: Verdict) -> JobReturn:
-    return make_job_return(["lr=0.1", "hydra.verbose=true"], config, "/run/0", "app", verdict)
+    return make_job_return(["lr=0.1", "hydra.verbose=true"], config, "/run/0", verdict)
 
 
 def test_a_job_return() -> None:

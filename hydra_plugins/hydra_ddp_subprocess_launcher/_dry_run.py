@@ -130,7 +130,7 @@ class _Rehearsal:
             self._fail(plan.number, start_error(error, plan))
         else:
             verdict = _results.Verdict(completed=True, value=None)
-            job_return = make_job_return(plan.overrides, plan.config, plan.run_dir, self._sweep.task_name, verdict)
+            job_return = make_job_return(plan.overrides, plan.config, plan.run_dir, verdict)
             self._shown[plan.number] = _ShownJob(lines, job_return)
         return place
 
@@ -139,7 +139,7 @@ class _Rehearsal:
         if decision is None or decision.verdict is None:
             return False
         line = shell_comment(f"job {plan.number}: {override_line(plan.overrides)}: is not run: {decision.why}")
-        job_return = make_job_return(plan.overrides, plan.config, plan.run_dir, self._sweep.task_name, decision.verdict)
+        job_return = make_job_return(plan.overrides, plan.config, plan.run_dir, decision.verdict)
         self._shown[plan.number] = _ShownJob((line,), job_return)
         return True
 
@@ -147,7 +147,7 @@ class _Rehearsal:
         overrides = self._overrides[number]
         verdict = _results.failed_before_start(error)
         line = shell_comment(f"job {number}: {override_line(overrides)}: cannot start: {verdict.cause}")
-        job_return = make_job_return(overrides, None, "", self._sweep.task_name, verdict)
+        job_return = make_job_return(overrides, None, "", verdict)
         self._shown[number] = _ShownJob((line,), job_return)
 
     def _job_lines(self, plan: PlannedJob, place: Place) -> tuple[str, ...]:

@@ -74,17 +74,14 @@ def _show(sweep: Sweep, number: int, overrides: list[str]) -> tuple[list[str], J
             decision = sweep.earlier.decide(plan.known, plan.config_yaml, plan.config_hash)
             if decision.verdict is not None:
                 line = shell_comment(f"{name}: is not run: {decision.why}")
-                return [line], _job_return(sweep, plan, decision.verdict), False
+                return [line], make_job_return(plan.overrides, plan.config, plan.run_dir, decision.verdict), False
         lines = _job_lines(sweep, plan)
     except Exception as error:  # noqa: BLE001  (a config may raise anything; it is this job's failure alone)
         verdict = _results.failed_before_start(error)
         line = shell_comment(f"{name}: cannot start: {verdict.cause}")
-        return [line], make_job_return(overrides, None, "", sweep.task_name, verdict), False
-    return [shell_comment(name), *lines], _job_return(sweep, plan, _results.Verdict(completed=True, value=None)), True
-
-
-def _job_return(sweep: Sweep, plan: PlannedJob, verdict: _results.Verdict) -> JobReturn:
-    return make_job_return(plan.overrides, plan.config, plan.run_dir, sweep.task_name, verdict)
+        return [line], make_job_return(overrides, None, "", verdict), False
+    verdict = _results.Verdict(completed=True, value=None)
+    return [shell_comment(name), *lines], make_job_return(plan.overrides, plan.config, plan.run_dir, verdict), True
 
 
 def _job_lines(sweep: Sweep, plan: PlannedJob) -> list[str]:

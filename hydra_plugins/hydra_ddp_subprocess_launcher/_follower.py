@@ -59,8 +59,7 @@ class Follower:
                     verdict = self._follow(number, tuple(overrides))
                     if self._node.stopping:
                         break
-                    task_name = self._sweep.task_name
-                    returns.append(make_job_return(overrides, None, "", task_name, verdict))
+                    returns.append(make_job_return(overrides, None, "", verdict))
         finally:
             self._sweep.gate.close()
         if self._node.stopped_by is not None:

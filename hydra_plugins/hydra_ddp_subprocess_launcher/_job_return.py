@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hydra import version
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn, JobRuntime, JobStatus
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_write
 
 from ._results import Verdict
@@ -19,7 +19,6 @@ def make_job_return(
     overrides: Sequence[str],
     config: DictConfig | None,
     run_dir: str,
-    task_name: str,
     verdict: Verdict,
     kept: KeptConfig | None = None,
 ) -> JobReturn:
@@ -29,14 +28,13 @@ def make_job_return(
         overrides: Of the job.
         config: Frozen config, which is used up; None: the job did not compose.
         run_dir: Run directory.
-        task_name: Hydra's name of the job function.
         verdict: How the job ended.
         kept: The config, if it was put by; None: that is done now.
     """
     if config is not None and kept is None:
         kept = KeptConfig.put_by(config)
     job_return = JobReturn() if kept is None else _KeptJobReturn(kept)
-    job_return.overrides, job_return.task_name = list(overrides), task_name
+    job_return.overrides, job_return.task_name = list(overrides), JobRuntime.instance().get("name")
     job_return.status = JobStatus.COMPLETED if verdict.completed else JobStatus.FAILED
     job_return._return_value = verdict.value
     for name, value in verdict.remote:

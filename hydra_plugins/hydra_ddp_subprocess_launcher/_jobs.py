@@ -271,11 +271,10 @@ class Batch:
         self._finish(plan.number, plan, time.monotonic() - attempt.since, verdict)
 
     def _finish(self, number: int, plan: PlannedJob | None, seconds: float | None, verdict: Verdict) -> None:
-        name = self._sweep.task_name
         if plan is None:
-            self._returns[number] = make_job_return(self._overrides[number], None, "", name, verdict)
+            self._returns[number] = make_job_return(self._overrides[number], None, "", verdict)
         else:
-            self._returns[number] = make_job_return(plan.overrides, plan.config, plan.run_dir, name, verdict, plan.kept)
+            self._returns[number] = make_job_return(plan.overrides, plan.config, plan.run_dir, verdict, plan.kept)
         if self._sweep.gathering is not None:
             self._sweep.gathering.publish_end(number, JobEnd(verdict.completed, verdict.cause))
         self._progress.ended(number, verdict, seconds)

@@ -347,9 +347,7 @@ class SubmittedBatch:
     def _finish(
         self, number: int, config: DictConfig | None, run_dir: str, seconds: float | None, verdict: Verdict
     ) -> None:
-        self._returns[number] = make_job_return(
-            self._overrides[number], config, run_dir, self._sweep.task_name, verdict
-        )
+        self._returns[number] = make_job_return(self._overrides[number], config, run_dir, verdict)
         self._progress.ended(number, verdict, seconds)
 
 
