@@ -123,7 +123,7 @@ def test_a_forked_rank_is_like_a_new_interpreter(runner: Runner, how: list[str])
 
 WAYS = (
     *("well", "fail", "fail_twice", "code", "negative", "text", "none", "interrupt", "at_once", "signal", "syntax"),
-    *("thread", "daemon", "hook", "at_exit", "stdout"),
+    *("thread", "daemon", "busy", "hook", "at_exit", "stdout"),
 )
 
 
