@@ -25,6 +25,8 @@ _WITH_HYDRA = (
     *(f"{__package__}.{name}" for name in ("_files", "_freeze", "_outcome", "_pickling", "_program", "_tasks")),
 )
 _OPENS_CUDA = "nvidia-uvm"
+# Letters of an error's message that are told.
+_LONGEST_MESSAGE = 500
 
 
 def import_module(name: str, varying: Collection[str]) -> str | None:
@@ -44,11 +46,24 @@ def import_module(name: str, varying: Collection[str]) -> str | None:
                 for part in _WITH_HYDRA:
                     importlib.import_module(part)
         except BaseException as error:  # noqa: BLE001  (a module may end the process, too)
-            return f"importing it fails: {type(error).__name__}: {error}"
+            return f"importing it fails: {type(error).__name__}: {_message_of(error)}"
     if readers:
         module, variable = readers[0]
         return f"{module} reads {variable} when it is imported, which each rank has with a value of its own"
     return _copied_fault()
+
+
+def _message_of(error: BaseException) -> str:
+    """Return its message in one line that can be sent and shown."""
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001  (it is a module's own)
+        return "its message cannot be made"
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in message).split())
+    # The launching process shows it on a stream of the same encoding.
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    line = line.encode(encoding, "backslashreplace").decode(encoding)
+    return line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]}..."
 
 
 def _copied_fault() -> str | None:

@@ -237,6 +237,14 @@ BAD = {
         "preload: starts_thread is left out: importing it starts 1 thread (Busy), which a fork would not have",
     ),
     "fails": ("1 / 0", "preload: fails is left out: importing it fails: ZeroDivisionError: division by zero"),
+    "speaks": (
+        "raise ImportError('x\\n\\x1b' * 9000)",
+        f"preload: speaks is left out: importing it fails: ImportError: {'x ' * 250}...",
+    ),
+    "speechless": (
+        "class Error(Exception):\n def __str__(self): 1 / 0\nraise Error",
+        "preload: speechless is left out: importing it fails: Error: its message cannot be made",
+    ),
     "exits": ("import sys; sys.exit(3)", "preload: exits is left out: importing it fails: SystemExit: 3"),
     "starts_process": (
         "import subprocess\nP = subprocess.Popen(['sleep', '1000'])",
@@ -287,6 +295,27 @@ def test_an_import_that_ends_the_preloader(runner: Runner, module: str, words: s
     assert ran.returncode == 0, ran.output
     assert f"preload: importing bad {words}. From now on each rank is a new interpreter" in " ".join(ran.stdout.split())
     assert [found(log_of(runner, job)) for job in (0, 1)] == [{"good": [False, True]}] * 2
+
+
+@pytest.mark.parametrize("way", ["sys.stdout = None", "sys.stdout.close()", "sys.stdout = sys.stderr = object()"])
+def test_an_import_that_takes_stdout_away(runner: Runner, way: str) -> None:
+    """The preloader serves all the same, and is not started again and again."""
+    app = write_app(
+        runner, "import good; sys.exit(0 if good.PID != os.getpid() else 5)", good=NOTES_PID + f"import sys; {way}"
+    )
+    ran = runner.python(app, *launch(runner, "[good]"), "x=1,2", env={"PYTHONIOENCODING": "utf-8"})
+    assert ran.returncode == 0, ran.output
+    assert ran.stdout.count("Preloaded: good") == 1
+    assert "starting again" not in ran.stdout
+
+
+def test_what_the_preloader_itself_warns_of(runner: Runner) -> None:
+    """Under `-X dev` and `-W error` nothing of it comes to the user's terminal or to a log."""
+    app = write_app(runner, "import good; print('body')", good=NOTES_PID)
+    ran = runner.python("-X", "dev", "-W", "error", app, *launch(runner, "[good]"), "x=1,2")
+    assert ran.returncode == 0, ran.output
+    assert ran.stderr == ""
+    assert [log_of(runner, job) for job in (0, 1)] == ["body\n"] * 2
 
 
 def test_nothing_left_to_preload(runner: Runner) -> None:
