@@ -47,9 +47,13 @@ def main(descriptor: int, launcher: int, output: int, errors: int) -> None:
     _process.signal_at_parents_end(launcher, signal.SIGKILL)
     sys.path[:0] = _as_main.own_path(spec.program, os.getcwd())
     _as_main.prepare_main(spec.program)
+    fault = _importing.copied_fault("what starts with the interpreter (sitecustomize, a .pth file)", {0, 1, 2, *own})
+    if fault is not None:
+        _tell(descriptor, {"left_out": "everything", "why": fault})
+        _start_over(spec, [], environment, (descriptor, launcher, output, errors))
     for name in spec.modules:
         _tell(descriptor, {"importing": name})
-        fault = _importing.import_module(name, frozenset(spec.varying))
+        fault = _importing.import_module(name, frozenset(spec.varying), spec.program)
         if fault is not None:
             _tell(descriptor, {"left_out": name, "why": fault})
             left = [module for module in spec.modules if module != name]

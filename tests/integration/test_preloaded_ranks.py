@@ -254,6 +254,21 @@ BAD = {
         "import tempfile\nF = open(tempfile.mkdtemp() + '/nvidia-uvm', 'w')",
         "preload: uses_gpu is left out: importing it initialises CUDA, which a fork could not use",
     ),
+    "opens_file": ("F = open(__file__)", "preload: opens_file is left out: importing it opens "),
+    "opens_socket": (
+        "import socket\nF = socket.socket()",
+        "preload: opens_socket is left out: importing it opens socket:[",
+    ),
+    "copies_stdout": ("F = os.dup(1)", "preload: copies_stdout is left out: importing it opens "),
+    "makes_folder": (
+        "from tempfile import TemporaryDirectory\nF = TemporaryDirectory(dir='.', prefix='made_')",
+        "preload: makes_folder is left out: importing it makes the temporary folder ",
+    ),
+    "goes_away": ("os.chdir('/')", "preload: goes_away is left out: importing it changes the working directory"),
+    "sets_timer": (
+        "import signal\nsignal.setitimer(signal.ITIMER_VIRTUAL, 1000)",
+        "preload: sets_timer is left out: importing it sets a timer, which a fork would not have",
+    ),
     "is_absent": (None, "preload: is_absent is left out: importing it fails: ModuleNotFoundError: No module named"),
 }
 
@@ -264,7 +279,8 @@ def test_modules_that_cannot_be_shared_are_left_out(runner: Runner) -> None:
     del modules["is_absent"]
     inner = "import os\nRANK = os.environ.get('RANK')\n"
     names = ("good", "reads_rank", "better")
-    app = write_app(runner, names=names, good=NOTES_PID, better=NOTES_PID, inner=inner, **modules)
+    better = f"{NOTES_PID}LOG, NOWHERE = open('better.log', 'a'), open(os.devnull)\n"
+    app = write_app(runner, names=names, good=NOTES_PID, better=better, inner=inner, **modules)
     ran = runner.python(app, *launch(runner, f"[good,{','.join(BAD)},better,hydra]"), "x=1,2")
     assert ran.returncode == 0, ran.output
     said = " ".join(ran.stdout.split())
@@ -277,7 +293,43 @@ def test_modules_that_cannot_be_shared_are_left_out(runner: Runner) -> None:
             "reads_rank": [False, True],
             "better": [True, False],
         }
+    assert list(runner.cwd.glob("made_*")) == []
     runner.assert_nothing_left()
+
+
+def test_a_module_that_imports_the_program(runner: Runner) -> None:
+    """`python -m` warns where its module is imported by then, and fails under `-W error`; so it must not be."""
+    (runner.cwd / "pkg").mkdir()
+    body = "from pkg import data, tools; print('FOUND', [data.PID == os.getpid(), tools.PID == os.getpid()])"
+    for name, text in {
+        "__init__": "",
+        "app": APP.format(names=(), body=body),
+        "data": f"{NOTES_PID}from pkg.app import main\n",
+        "tools": NOTES_PID,
+    }.items():
+        (runner.cwd / "pkg" / f"{name}.py").write_text(text)
+    ran = runner.python("-W", "error", "-m", "pkg.app", *launch(runner, "[pkg.data,pkg.tools]"))
+    assert ran.returncode == 0, ran.output
+    assert "preload: pkg.data is left out: importing it imports the program itself (pkg.app)" in " ".join(
+        ran.stdout.split()
+    )
+    assert log_of(runner) == "FOUND [True, False]\n"
+
+
+def test_what_starts_with_the_interpreter(runner: Runner) -> None:
+    """What `sitecustomize` does is not put down to a module."""
+    text = (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), name='Busy', daemon=True).start()\n"
+    )
+    app = write_app(runner, names=("good",), good=NOTES_PID, sitecustomize=text)
+    path = os.pathsep.join(filter(None, [str(runner.cwd), os.environ.get("PYTHONPATH")]))
+    ran = runner.python(app, *launch(runner, "[good,hydra]"), env={"PYTHONPATH": path})
+    assert ran.returncode == 0, ran.output
+    said = " ".join(ran.stdout.split())
+    why = "what starts with the interpreter (sitecustomize, a .pth file) starts 1 thread (Busy), which a fork would not"
+    assert said.count(f"preload: everything is left out: {why} have") == said.count("left out") == 1
+    assert "Preloaded: nothing, each rank is a new interpreter" in said
+    assert found(log_of(runner)) == {"good": [False, True]}
 
 
 @pytest.mark.parametrize(
