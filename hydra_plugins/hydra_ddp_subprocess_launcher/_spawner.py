@@ -143,7 +143,8 @@ class SpawnerLink:
     def receive(self) -> list[KeeperEnded]:
         """Return the reports that have arrived; sets `lost` when the spawner is gone."""
         reports = []
-        while not self.lost:
+        # Also from one that is known to be gone: what it said last tells of what.
+        while True:
             try:
                 data = self._sock.recv(_ENDED.size)
             except BlockingIOError:
