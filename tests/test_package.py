@@ -74,6 +74,7 @@ LAYERS = (
         "_dry_run",
         "_follower",
         "_cluster_job",
+        "_cluster_link",
         "_submitting",
         "_submitted",
         "_dry_submission",
