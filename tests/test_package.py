@@ -35,7 +35,7 @@ LAYERS = (
         "_locks",
         "_nvml",
     ),
-    ("_peers", "_records", "_journal", "_claim", "_screen", "_streams"),
+    ("_node_file", "_peers", "_records", "_journal", "_claim", "_screen", "_streams"),
     (
         "_rules",
         "_company",
@@ -93,6 +93,7 @@ SMALL = {
     "_process",
     "_channel",
     "_orders",
+    "_node_file",
     "_peers",
     "_rules",
     "_company",
