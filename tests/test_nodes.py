@@ -67,7 +67,7 @@ def test_who_tells_for_a_keeper(
 ) -> None:
     """Only where it could not do so itself; and nothing is told of a job on one node."""
     said: list[GroupReport] = []
-    monkeypatch.setattr(_nodes._peers, "tell_for_keeper", lambda meeting, host, report: said.append(report))
+    monkeypatch.setattr(_nodes._node_file, "tell_for_keeper", lambda meeting, host, report: said.append(report))
     tell_for_keeper(job_start("/run", 1), 0, report)
     assert said == []
     tell_for_keeper(job_start("/run", 1, meeting=str(tmp_path)), 0, report)

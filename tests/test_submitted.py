@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,7 @@ from starts import job_start
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _submitit
 from hydra_plugins.hydra_ddp_subprocess_launcher._cluster_job import ClusterJob
+from hydra_plugins.hydra_ddp_subprocess_launcher._cluster_link import ClusterLink
 from hydra_plugins.hydra_ddp_subprocess_launcher._files import JobPaths, make_job_folder, write_outcome
 from hydra_plugins.hydra_ddp_subprocess_launcher._nodes import JobEnd, JobFolder
 from hydra_plugins.hydra_ddp_subprocess_launcher._results import Verdict
@@ -29,10 +29,8 @@ class Batch(SubmittedBatch):
         self.ended: dict[int, Verdict] = {}
         self.submitted: list[int] = []
         self._cluster: Any = SimpleNamespace(executor="slurm")
+        self._link = ClusterLink(self._cluster)
         self._sweep: Any = SimpleNamespace(settings=SimpleNamespace(check_config=None))
-        self._insisted_at = self._asked_at = 0.0
-        self._said_wrong = False
-        self._cancel_at = math.inf
         progress = SimpleNamespace(submitted=lambda plan, job_id, folder: self.submitted.append(plan.number))
         self._progress: Any = progress
         paths = SimpleNamespace(stderr=str(folder / "log.err"))
@@ -103,10 +101,10 @@ def test_a_cancellation_is_repeated(batch: Batch, monkeypatch: pytest.MonkeyPatc
     """`scancel` may come when SLURM does not answer."""
     cancelled: list[int] = []
     monkeypatch.setattr(_submitit, "cancel", lambda handles: cancelled.append(len(handles)))
-    batch._jobs[0].why, batch._cancel_at = "cancelled after SIGINT", 1010.0
+    batch._link.cancel(batch._jobs.values(), "cancelled after SIGINT", now=1000.0)
     for second in range(1000, 1040):
         batch._ask(float(second))
-    assert 2 <= len(cancelled) <= 4 and set(cancelled) == {1}
+    assert 3 <= len(cancelled) <= 5 and set(cancelled) == {1}
 
 
 def test_a_cancelled_job_is_waited_for_until_its_last_process_is_gone(

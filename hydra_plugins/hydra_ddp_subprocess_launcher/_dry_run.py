@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hydra.core.utils import JobReturn
@@ -56,13 +57,25 @@ def show_batch(
         footprint.restore()
     lines = [shell_comment(f"dry run: {rehearsal.summary}"), shell_comment(_HEADER)]
     lines += [line for job in jobs for line in job.lines]
-    if not sweep.has_basic_sweeper:
-        lines.append(shell_comment(_ENDS_HERE))
-    sys.stdout.write("".join(f"{shown(line)}\n" for line in lines))
-    sys.stdout.flush()
-    if not sweep.has_basic_sweeper:
-        raise SystemExit(0)
+    print_dry_run(sweep, lines)
     return [job.job_return for job in jobs]
+
+
+def print_dry_run(sweep: Sweep, lines: Sequence[str]) -> None:
+    """Print what a dry run shows of one batch.
+
+    Args:
+        sweep: The sweep.
+        lines: What to print, a line of the shell each.
+
+    Raises:
+        SystemExit: with 0, where the sweeper would go on from values that there are not.
+    """
+    ends_here = [] if sweep.has_basic_sweeper else [shell_comment(_ENDS_HERE)]
+    sys.stdout.write("".join(f"{shown(line)}\n" for line in (*lines, *ends_here)))
+    sys.stdout.flush()
+    if ends_here:
+        raise SystemExit(0)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from ._results import Verdict
 from ._resume import Decision
 from ._running import RunningJob
 from ._setup import Sweep
-from ._spawner import SpawnerLink
+from ._spawner_link import SpawnerLink
 from ._specs import GroupReport, GroupSpec, StopReason
 from ._start import Attempt, JobStart, Place
 

@@ -7,7 +7,7 @@ import os
 import pickle
 from dataclasses import dataclass
 
-from . import _machine, _peers
+from . import _machine, _node_file, _peers
 from ._files import read_own_pickle, write_private
 from ._specs import GroupReport, Meeting, StopReason
 from ._start import JobStart
@@ -119,4 +119,4 @@ def tell_for_keeper(start: JobStart, node: int, report: GroupReport | None) -> N
         return
     meeting = Meeting(start.meeting, node, start.group.nnodes)
     with contextlib.suppress(OSError):
-        _peers.tell_for_keeper(meeting, _machine.host(), report or GroupReport((), StopReason.KEEPER_LOST, None))
+        _node_file.tell_for_keeper(meeting, _machine.host(), report or GroupReport((), StopReason.KEEPER_LOST, None))

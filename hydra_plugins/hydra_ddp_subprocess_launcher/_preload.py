@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass, replace
 from . import _environment
 from ._preloader import SPEC_VARIABLE
 from ._signals import describe_exit
-from ._spawner import SpawnerLink, folder_of_package
+from ._spawner import folder_of_package
+from ._spawner_link import SpawnerLink
 from ._specs import GroupSpec, PreloaderSpec
 
 _log = logging.getLogger(__name__)

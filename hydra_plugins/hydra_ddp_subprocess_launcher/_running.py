@@ -12,7 +12,7 @@ from . import _files, _keeper, _orders, _process
 from ._channel import Channel
 from ._logs import LogTee, last_lines
 from ._port import is_port_clash
-from ._spawner import SpawnerLink
+from ._spawner_link import SpawnerLink
 from ._specs import GroupReport
 from ._start import Attempt, JobStart, Place
 

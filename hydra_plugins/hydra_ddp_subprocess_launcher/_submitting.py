@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from . import _machine, _submitit
 from ._cluster_job import ClusterJob
@@ -116,12 +115,3 @@ def name_left_out(sweep: Sweep) -> None:
                 state,
                 _submitit.how_to_cancel(record),
             )
-
-
-def listed(handles: list[Any]) -> str:
-    """Return the ids of submitit's jobs, those of one array together."""
-    arrays: dict[str, list[str]] = {}
-    for handle in handles:
-        array, _, index = str(handle.job_id).partition("_")
-        arrays.setdefault(array, []).append(index)
-    return ", ".join(array if parts == [""] else f"{array}_[{','.join(parts)}]" for array, parts in arrays.items())
