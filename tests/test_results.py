@@ -191,9 +191,9 @@ def test_a_completed_job(
             id="the first to fail is not the first to exit",
         ),
         pytest.param(
-            report((0, -15, True), (1, -15, True), reason=StopReason.TIMEOUT, detail="rank 0, 1 still running"),
+            report((0, -15, True), (1, -15, True), reason=StopReason.TIMEOUT, detail="ranks 0, 1 still running"),
             (None, None),
-            "the job was ended because the time limit (timeout_min) was reached (rank 0, 1 still running)",
+            "the job was ended because the time limit (timeout_min) was reached (ranks 0, 1 still running)",
             ("The log of each rank is in",),
             id="timeout",
         ),

@@ -16,6 +16,7 @@ from ._report import override_line, shown
 from ._setup import Sweep
 from ._specs import JOB_ID_TOKEN
 from ._start import Place
+from ._words import counted
 
 _ENDS_HERE = "The dry run ends here: what the sweeper asks for next depends on the values of these jobs."
 _JOB_ID = "<job id>"
@@ -51,7 +52,7 @@ def show_submission(
         )
     finally:
         footprint.restore()
-    head = f"dry run: {submitted} job{'s' * (submitted != 1)} for {sweep.cluster.executor}. Nothing is submitted."
+    head = f"dry run: {counted(submitted, 'job')} for {sweep.cluster.executor}. Nothing is submitted."
     lines.insert(0, shell_comment(head))
     if text:
         lines += [shell_comment("The file that submitit would hand to sbatch:"), *text.splitlines()]
@@ -88,7 +89,7 @@ def _job_return(sweep: Sweep, plan: PlannedJob, verdict: _results.Verdict) -> Jo
 
 def _job_lines(sweep: Sweep, plan: PlannedJob) -> list[str]:
     start = describe_start(sweep, plan, plan.first_attempt, Place((), ReservedPort("", 0, None)), "")
-    where = f" on each of {plan.nnodes} nodes" if plan.nnodes > 1 else ""
+    where = f" on each of {counted(plan.nnodes, 'node')}" if plan.nnodes > 1 else ""
     lines = [
         f"  run directory: {plan.run_dir}",
         f"  ranks: {plan.nproc}{where}",

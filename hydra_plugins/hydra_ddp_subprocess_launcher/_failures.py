@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ._files import JobPaths, write_private
+from ._rules import FAILURE_LINGERS_S
 from ._signals import describe_exit
 from ._specs import GroupReport, Outcome, RankExit, StopReason
 
@@ -136,7 +137,12 @@ def describe(report: GroupReport, outcomes: Sequence[Outcome | None], failure: F
     if report.reason is StopReason.START_FAILED:
         return f"{name} could not be started: {report.detail}", ""
     if report.reason is StopReason.FAILURE_LINGERS:
-        return f"{name} failed and did not end by itself", ""
+        return (
+            f"{name} failed, and its process had not ended {FAILURE_LINGERS_S:g} s later",
+            f"What to mend is the error of {name}. Its tear-down then waited, often for the other ranks; so these were "
+            "stopped, and it had hydra.launcher.grace_period_s to end. Where it waited, the Python stacks at the end "
+            "of its log tell.",
+        )
     code, stopped = next(((ended.code, ended.stopped) for ended in report.exits if ended.rank == rank), (0, False))
     if stopped and failure.summary:
         # It had failed, but had not ended: the signal by which it did then is our own.

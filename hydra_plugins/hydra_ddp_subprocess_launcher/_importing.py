@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from . import _process
+from ._words import counted
 
 # What a rank imports of Hydra and of this package anyway. Not `_rank` itself, which may be run by `python -m`, and not
 # what Hydra's plugin scan executes, as that would be executed twice.
@@ -57,7 +58,7 @@ def _copied_fault() -> str | None:
     if count > 1:
         names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
         which = f" ({', '.join(names)})" if names else ""
-        return f"importing it starts {count - 1} thread{'s' * (count > 2)}{which}, which a fork would not have"
+        return f"importing it starts {counted(count - 1, 'thread')}{which}, which a fork would not have"
     if _cuda_is_initialised():
         return "importing it initialises CUDA, which a fork could not use"
     if _process.has_children():

@@ -21,6 +21,7 @@ from ._records import JobRecord
 from ._signals import describe_exit
 from ._specs import GroupReport, Outcome
 from ._start import JobStart
+from ._words import counted, numbered
 
 _SHOWN_LOG_LINES = 20
 _SHOWN_TRACEBACK_LINES = 25
@@ -165,8 +166,8 @@ def _failed(
     rank = failure.rank if failure is not None else None
     what, advice = describe(report, outcomes, failure)
     others = [ended.rank for ended in report.exits if ended.stopped and rank not in (None, ended.rank)]
-    stopped = ", ".join(map(str, sorted(others)))
-    lines = [f"{what}; rank {stopped} was then ended by the launcher." if stopped else f"{what}."]
+    stopped = f"{numbered('rank', sorted(others))} {'was' if len(others) == 1 else 'were'}" if others else ""
+    lines = [f"{what}; {stopped} then ended by the launcher." if stopped else f"{what}."]
     if failure is not None and failure.traceback:
         lines += ["", *_shortened(failure.traceback.rstrip().splitlines()), ""]
     elif rank is not None and rank in logged and (tail := last_lines(paths.log(rank), _SHOWN_LOG_LINES)):
@@ -200,7 +201,8 @@ def _failed(
 def _shortened(lines: Sequence[str]) -> list[str]:
     if len(lines) <= _SHOWN_TRACEBACK_LINES:
         return list(lines)
-    return [f"  … {len(lines) - _SHOWN_TRACEBACK_LINES} lines more in the log", *lines[-_SHOWN_TRACEBACK_LINES:]]
+    left_out = counted(len(lines) - _SHOWN_TRACEBACK_LINES, "line")
+    return [f"  … {left_out} more in the log", *lines[-_SHOWN_TRACEBACK_LINES:]]
 
 
 def _rebuilt_exception(outcome: Outcome | None) -> Exception | None:

@@ -302,7 +302,7 @@ def test_a_damaged_journal(runner: Runner, damage: str) -> None:
     journal.write_bytes(content)
     second = resume(runner, "x=1,2,3")
     assert second.returncode == 0, second.output
-    assert ("lines are damaged, or of a later version" in second.stdout) == (damage != "empty")
+    assert ("cannot be read: damaged, or of a later version" in second.stdout) == (damage != "empty")
     # What the journal does not tell any more, the outcomes of the ranks do, as long as it tells of the start.
     assert began(runner)[3:] == ([0, 1, 2] if damage == "empty" else [])
     third = resume(runner, "x=1,2,3")
@@ -368,8 +368,8 @@ def test_too_many_failures(runner: Runner, stop_running: bool) -> None:
     assert sorted(began(runner)) == [0, 1, 2]
     status = [row["status"] for row in table(runner)]
     assert status == ["FAILED", "FAILED" if stop_running else "COMPLETED", "FAILED", *["NEVER_STARTED"] * 5]
-    assert stdout.count("2 failed (max_failures=2): no more jobs are started") == 1
-    assert all("2 failed before it (max_failures=2)" in row["cause"] for row in table(runner)[3:])
+    assert stdout.count("2 jobs failed (max_failures=2): no more jobs are started") == 1
+    assert all("2 jobs failed before it (max_failures=2)" in row["cause"] for row in table(runner)[3:])
     if stop_running:
         assert "max_failures=2 was reached" in table(runner)[1]["cause"]
 
