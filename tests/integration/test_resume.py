@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -239,6 +241,31 @@ def test_the_command_that_is_shown(runner: Runner) -> None:
     assert done.returncode == 0, done.output
     assert began(runner)[6:] == [0, 2, 4]
     assert {row["status"] for row in table(runner)} == {"COMPLETED"}
+
+
+@pytest.mark.parametrize(
+    ("folder", "typed"),
+    [
+        ("plain", "hydra.sweep.dir={root}/plain"),
+        ("lr=1", "\"hydra.sweep.dir='{root}/lr=1'\""),
+        ("it's", "'hydra.sweep.dir='\"'\"'{root}/it\\'\"'\"'s'\"'\"''"),
+    ],
+)
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+def test_the_command_as_one_types_it(runner: Runner, shell: str, folder: str, typed: str) -> None:
+    """What was started as `python train.py` is shown like that, quoted where a shell needs it, and runs like that."""
+    shutil.copy(TALK, runner.cwd / "train.py")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {"TALK_DIR": str(runner.cwd), "PYTHONPATH": str(APPS), "PYTHONDONTWRITEBYTECODE": "1", "PATH": path}
+    given = shlex.quote("hydra.sweep.dir='" + folder.replace("'", "\\'") + "'")
+    launcher = "hydra/launcher=ddp_subprocess hydra.launcher.nproc_per_node=1"
+    first = runner.run(shell, "-c", f"python train.py -m {launcher} {given} x=1,2 fail_once=true", env=env)
+    shown = first.stdout.rstrip().splitlines()[-1]
+    where = typed.format(root=runner.cwd)
+    assert shown == f"python train.py -m {launcher} {where} hydra.launcher.resume=failed x=1,2 fail_once=true"
+    done = runner.run(shell, "-c", shown, env=env)
+    assert done.returncode == 0, done.output
+    assert began(runner) == [0, 1, 0, 1]
 
 
 def test_another_grid(runner: Runner) -> None:
