@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ._files import JobPaths, write_private
+from ._port import is_of_spawned, says_taken
 from ._rules import FAILURE_LINGERS_S
 from ._signals import describe_exit
 from ._specs import GroupReport, Outcome, RankExit, StopReason
@@ -22,6 +23,11 @@ _LOST_PEER = re.compile(
 )
 LOST_PEER_ADVICE = (
     "This rank lost a peer, which is seldom the cause: look at the logs of the other ranks beside this one."
+)
+SPAWN_ADVICE = (
+    "Each rank has started processes of its own (torch.multiprocessing.spawn, Lightning's strategy=ddp_spawn), and "
+    "these got in each other's way at the port of the job. The launcher starts the ranks: call the function that you "
+    "spawn, or use strategy=ddp."
 )
 _SEE_STACKS = "Where each rank was, the Python stacks at the end of its log tell."
 # More than what a full disk may still give to a small file.
@@ -80,6 +86,14 @@ def root_cause(report: GroupReport, outcomes: Sequence[Outcome | None], paths: J
 def lost_a_peer(failure: Failure) -> bool:
     """Return whether an error only says that another rank went away, by the words of gloo, NCCL and torch's store."""
     return _LOST_PEER.search(f"{failure.summary}\n{failure.traceback}") is not None
+
+
+def advice_on(failure: Failure) -> str:
+    """Return what to do about an error that ranks have with each other; empty: it is not known to be one."""
+    lost = lost_a_peer(failure)
+    if is_of_spawned(failure.traceback) and (lost or says_taken(failure.traceback)):
+        return SPAWN_ADVICE
+    return LOST_PEER_ADVICE if lost else ""
 
 
 def _was_stopped(exits: Mapping[int, RankExit], rank: int) -> bool:

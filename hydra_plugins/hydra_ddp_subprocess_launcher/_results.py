@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_writ
 
 from . import _pickling
 from ._errors import JobFailedError, RankTraceback
-from ._failures import LOST_PEER_ADVICE, describe, lost_a_peer, rank_name, root_cause, unusable_folder
+from ._failures import advice_on, describe, rank_name, root_cause, unusable_folder
 from ._files import JobPaths, read_outcome
 from ._logs import last_lines
 from ._peers import refresh_names
@@ -175,8 +175,8 @@ def _failed(
     broken = unusable_folder(paths) if rank is not None and outcomes[rank] is None else None
     if broken is not None:
         advice = f"The run directory {paths.run_dir} cannot be used any more: {broken}."
-    if failure is not None and len(outcomes) > 1 and lost_a_peer(failure):
-        advice = LOST_PEER_ADVICE
+    if failure is not None and len(outcomes) > 1:
+        advice = advice_on(failure) or advice
     if advice:
         lines.append(advice)
     lines.append(f"Log: {paths.log(rank)}" if rank is not None else _SEE_LOG.format(folder=paths.folder))
