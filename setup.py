@@ -28,6 +28,7 @@ setup(
             "accelerate>=1",
             "build>=1",
             "coverage>=7.10",
+            "hydra-colorlog>=1.2",
             "hydra-optuna-sweeper>=1.2",
             "hydra-submitit-launcher>=1.2",
             "hydra-zen>=0.13",

@@ -117,7 +117,7 @@ def test_the_sweep_that_is_meant(
         (["status", "-d", "sweep", "-o", "board.png"], 2, "Name a file that ends in .svg"),
         (["status", "-d", "sweep", "-o", "nowhere/board.svg"], 1, "cannot be written: No such file"),
         (["status", "-d", "sweep", "-o", "board.svg", "--watch"], 2, "exclude each other"),
-        (["timeline", "-d", "sweep", "-o", "timeline.txt"], 2, "name a file that ends in .svg, .pdf, .png"),
+        (["timeline", "-d", "sweep", "-o", "timeline.txt"], 2, "Name a file that ends in .svg, .pdf, .png"),
     ],
 )
 def test_errors_say_what_and_what_next(

@@ -53,6 +53,26 @@ def run(line: str, **environ: str) -> list[str]:
     return os.fsdecode(done.stdout).split("\0")[:-1]
 
 
+@pytest.mark.parametrize(
+    ("word", "typed"),
+    [
+        ("lr=0.1,0.01", "lr=0.1,0.01"),
+        (
+            "hydra.sweep.dir=/home/me/multirun/2026-11-30/11-32-36",
+            "hydra.sweep.dir=/home/me/multirun/2026-11-30/11-32-36",
+        ),
+        ("hydra.sweep.dir='/sweeps/lr=1'", "\"hydra.sweep.dir='/sweeps/lr=1'\""),
+        ("hydra.launcher.devices=[0,1]", "'hydra.launcher.devices=[0,1]'"),
+        ("name=${trainer.name}", "'name=${trainer.name}'"),
+        ("it's $HOME", "'it'\"'\"'s $HOME'"),
+    ],
+)
+def test_words_are_quoted_as_one_would_type_them(word: str, typed: str) -> None:
+    """No more quotes than needed, and single ones within double ones where nothing else is special."""
+    assert shell_words([word]) == typed
+    assert run(f"printf '%s\\0' {typed}") == [word]
+
+
 def test_words_come_back() -> None:
     """Every word is read as it was, and stands on one line."""
     assert run(f"printf '%s\\0' {shell_words(NASTY)}") == list(NASTY)
@@ -117,7 +137,7 @@ def test_the_sweep_of_the_failed_jobs() -> None:
         "hydra/launcher=ddp_subprocess",
         "hydra.launcher.nproc_per_node=2",
         "hydra/sweeper=basic",
-        "hydra.sweep.dir='/one_again'",
+        "hydra.sweep.dir=/one_again",
     ]
 
 
@@ -127,4 +147,4 @@ def test_the_line_that_repeats_a_rank(found: bool, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(shutil, "which", lambda _name: "/bin/hydra-ddp" if found else None)
     program = "hydra-ddp" if found else os.path.join(os.path.dirname(sys.executable), "hydra-ddp")
     line = repeat_line("/a sweep/it's", 3, 1)
-    assert line == f"eval \"$({program} command -d '/a sweep/it'\"'\"'s' 3 1)\""
+    assert line == f'eval "$({program} command -d "/a sweep/it\'s" 3 1)"'

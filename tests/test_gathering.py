@@ -188,7 +188,7 @@ def test_one_that_comes_too_late(pair: tuple[Gathering, Gathering], tmp_path: Pa
 def test_another_number_of_nodes(tmp_path: Path) -> None:
     """Nodes that would wait for each other in vain are told."""
     Coming(tmp_path, 0, 2)
-    assert "nnodes=3 here, but 2 at node 0: start all nodes with the same command" in Coming(tmp_path, 1, 3).refused
+    assert "nnodes=3 here, but 2 at node 0. Start all nodes with the same command" in Coming(tmp_path, 1, 3).refused
 
 
 def test_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,7 @@ def test_a_failed_rank_that_cleans_up(start: Callable[..., Job], tmp_path: Path)
 def test_timeout(start: Callable[..., Job]) -> None:
     """A job that takes too long is ended; a rank that does not know the stacks' signal is not ended by that."""
     report = report_of(start(SLEEP, limits=Limits(grace_period_s=20, timeout_s=0.3)))
-    assert (report.reason, report.cause, report.detail) == (StopReason.TIMEOUT, None, "rank 0, 1 still running")
+    assert (report.reason, report.cause, report.detail) == (StopReason.TIMEOUT, None, "ranks 0, 1 still running")
     assert codes(report) == {0: -15, 1: -15}
     assert all(0.3 <= ended.after_s < 0.3 + SLACK_S for ended in report.exits)
 
@@ -605,7 +605,7 @@ def test_the_first_to_end_sets_the_limit_for_other_nodes(on_node: Callable[..., 
     second = on_node(1, SLEEP, limits=Limits(1.0, exit_timeout_s=0.5))
     for report in reports_of(first, second):
         assert report.reason is StopReason.EXIT_TIMEOUT
-        assert report.detail.endswith("): rank 2, 3 still running")
+        assert report.detail.endswith("): ranks 2, 3 still running")
 
 
 def test_preempted_ranks(on_node: Callable[..., Job], tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ SCANNED = {"__init__", "config", "ddp_rank_sweeper", "ddp_submitit_launcher", "d
 COMMAND = ("_watching", "_following", "_stopping", "_status", "_timeline", "_timeline_picture", "_info", "_cli")
 # A module imports only from rows above its own, or from its own row to the left.
 LAYERS = (
-    ("_choices", "_specs", "_orders", "_errors", "_events"),
+    ("_choices", "_words", "_specs", "_orders", "_errors", "_events"),
     (
         "_signals",
         "_machine",
@@ -87,6 +87,7 @@ LAYERS = (
 # These run in processes that must stay small.
 SMALL = {
     "_choices",
+    "_words",
     "_specs",
     "_signals",
     "_machine",

@@ -80,6 +80,26 @@ def test_a_chdir_does_not_lose_the_script(project: Path, tmp_path_factory: pytes
     assert _program.find_program(start) == Program((PYTHON, path), str(project), path)
 
 
+@pytest.mark.parametrize(
+    ("found", "typed", "again"),
+    [
+        (PYTHON, ("python", "-X", "dev", "app.py", "--own", "-m", "lr=1"), ("python", "-X", "dev", "app.py", "--own")),
+        (None, ("python", "app.py", "lr=1"), None),
+        ("/elsewhere/python", ("python", "app.py", "lr=1"), None),
+    ],
+    ids=["on the path", "not found", "another one"],
+)
+def test_the_command_as_it_was_typed(
+    project: Path, found: str | None, typed: tuple[str, ...], again: tuple[str, ...] | None
+) -> None:
+    """A person reads what was typed, without flags that came from a variable, where a shell finds that interpreter."""
+    argv = ("app.py", *(word for word in typed if word in ("-m", "lr=1")))
+    start = started(project, "app.py", interpreter_flags=("-B", "-Xdev"), orig_argv=typed, argv=argv)
+    program = _program.find_program(start)
+    assert program.command[:3] == (PYTHON, "-B", "-Xdev")
+    assert _program.typed_command(start, found, program) == (again or program.command)
+
+
 def test_a_script_in_the_root_folder(project: Path) -> None:
     """A start in `/` is no special case."""
     script = str(project / "app.py").lstrip("/")

@@ -119,6 +119,28 @@ def test_a_completed_job(
     assert verdict(report, *outcomes) == Verdict(completed=True, value=value, warnings=warnings)
 
 
+SPAWNED = """Traceback (most recent call last):
+  File "/site-packages/torch/multiprocessing/spawn.py", line 87, in _wrap
+    fn(i, *args)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "nproc", "said"),
+    [
+        ("code: -98, name: EADDRINUSE, message: address already in use", 2, True),
+        ("RuntimeError: Connection reset by peer", 2, True),
+        ("ValueError: the function's own", 2, False),
+        ("code: -98, name: EADDRINUSE, message: address already in use", 1, False),
+    ],
+)
+def test_ranks_that_spawn_ranks(verdict: Callable[..., Verdict], words: str, nproc: int, said: bool) -> None:
+    """Where each of several ranks spawns ranks, the message says that they get in each other's way."""
+    outcomes = [failed(traceback=f"{SPAWNED}{words}"), *[None] * (nproc - 1)]
+    block = verdict(report((0, 1), reason=RANK_FAILED, cause=0), *outcomes).block
+    assert ("use strategy=ddp" in block) == said
+
+
 # In the table: rank 0 and rank 1; what is said, and which parts of the message must be there.
 @pytest.mark.parametrize(
     ("report", "outcomes", "cause", "parts"),
@@ -184,9 +206,9 @@ def test_a_completed_job(
             id="the first to fail is not the first to exit",
         ),
         pytest.param(
-            report((0, -15, True), (1, -15, True), reason=StopReason.TIMEOUT, detail="rank 0, 1 still running"),
+            report((0, -15, True), (1, -15, True), reason=StopReason.TIMEOUT, detail="ranks 0, 1 still running"),
             (None, None),
-            "the job was ended because the time limit (timeout_min) was reached (rank 0, 1 still running)",
+            "the job was ended because the time limit (timeout_min) was reached (ranks 0, 1 still running)",
             ("The log of each rank is in",),
             id="timeout",
         ),

@@ -143,7 +143,7 @@ def check_order(order: Sequence[str], code: int) -> None:
         "stop": (StopReason.ORDERED, None, "SIGINT"),
         "lost": (StopReason.LAUNCHER_LOST, None, ""),
     }
-    running = "rank 0" if times["exit"] < times["deadline"] else "rank 0, 1"
+    running = "rank 0" if times["exit"] < times["deadline"] else "ranks 0, 1"
     reason, cause, detail = reasons.get(first, (StopReason.TIMEOUT, None, f"{running} still running"))
     stopped = times[first] < times["exit"]
     exits = (RankExit(1, code, times["exit"], stopped), RankExit(0, -9, kill_at + 0.002, stopped=True))
@@ -321,7 +321,7 @@ def test_timeout() -> None:
     assert played.look(60 + DUMP_S) is Action.TERMINATE
     assert played.look(60 + DUMP_S + GRACE_S) is Action.KILL
     assert (played.report.reason, played.report.cause) == (StopReason.TIMEOUT, None)
-    assert played.report.detail == "rank 0, 2 still running"
+    assert played.report.detail == "ranks 0, 2 still running"
 
 
 def test_exit_timeout() -> None:
@@ -345,7 +345,10 @@ def test_no_limits() -> None:
         assert played.look(10 + 60.0 * minute) is Action.WAIT
     assert played.due is None
     assert played.notes == [
-        (10 + STILL_RUNNING_NOTE_S, "rank 0 still running 60 s after the first rank ended"),
+        (
+            10 + STILL_RUNNING_NOTE_S,
+            "rank 0 still running 60 s after the first rank ended, for which there is no limit (exit_timeout_s)",
+        ),
     ]
 
 
@@ -361,7 +364,8 @@ def test_lingering() -> None:
     assert played.notes == []
     played.look(5 + LINGERING_NOTE_S)
     played.look(5 + LINGERING_NOTE_S + 1)
-    assert played.notes == [(15, "every rank has finished, but rank 1, 2 does not exit")]
+    line = "every rank has finished, but ranks 1, 2 do not exit: ended in 290 s, and the results count"
+    assert played.notes == [(15, line)]
     assert played.look(5 + LINGERING_LIMIT_S - 0.1) is Action.WAIT
     assert played.look(5 + LINGERING_LIMIT_S) is Action.DUMP
     assert played.look(5 + LINGERING_LIMIT_S + DUMP_S) is Action.TERMINATE

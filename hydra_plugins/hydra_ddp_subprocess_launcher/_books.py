@@ -20,6 +20,7 @@ from ._records import SweepRecord
 from ._resume import Earlier
 from ._settings import LaunchSettings
 from ._submitit import how_to_cancel, still_there
+from ._words import counted
 
 _log = logging.getLogger(__name__)
 
@@ -94,13 +95,15 @@ def _read_earlier(paths: SweepPaths) -> SweepRecord | None:
         _log.info("There is nothing to resume in %s: all jobs are new", paths.sweep_dir)
         return None
     except OSError as error:
-        raise StartError(f"The journal of the sweep cannot be read: {error.strerror}: {paths.journal}") from None
+        raise StartError(
+            f"The journal of the sweep cannot be read: {error.strerror}: {paths.journal}. Make it readable, or "
+            "choose another hydra.sweep.dir."
+        ) from None
     if record.unreadable:
         _log.warning(
-            "In %s lines are damaged, or of a later version of this package (%d): what they tell is not known, and the "
-            "rest is used",
+            "In %s %s cannot be read: damaged, or of a later version of this package. The rest is used",
             paths.journal,
-            record.unreadable,
+            counted(record.unreadable, "line"),
         )
     return record
 
@@ -118,7 +121,10 @@ def _take_directory(paths: SweepPaths, settings: LaunchSettings) -> Claim:
     except OSError as error:
         why = error.strerror or str(error)
         where = error.filename or paths.folder
-        raise StartError(f"The sweep directory {paths.sweep_dir} cannot be used: {why}: {where}") from None
+        raise StartError(
+            f"The sweep directory {paths.sweep_dir} cannot be used: {why}: {where}. Mend that, or choose another "
+            "hydra.sweep.dir."
+        ) from None
     if aside is not None:
         _log.info("What an earlier sweep recorded in this directory is now in %s", aside)
     return claim

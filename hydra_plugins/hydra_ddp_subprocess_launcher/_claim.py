@@ -163,7 +163,7 @@ def _refusal(path: str, holder: Holder | None, *, by_file: bool) -> str:
     who = "another process" if holder is None else f"process {holder.pid} on {holder.host}, since {holder.since}"
     wrong = f", or delete {path} if that process is gone" if by_file else ""
     return (
-        f"The sweep directory {sweep_dir} is in use by {who}: two sweeps in it would overwrite each other's jobs. Wait "
+        f"The sweep directory {sweep_dir} is in use by {who}. Two sweeps in it would overwrite each other's jobs. Wait "
         f"until it ends (`hydra-ddp status -d {sweep_dir}`), or choose another hydra.sweep.dir{wrong}."
     )
 

@@ -109,7 +109,9 @@ def _status(arguments: argparse.Namespace) -> None:
 
     watch = Watch(_chosen(arguments))
     if arguments.watch and arguments.output:
-        raise CommandError("--watch and -o exclude each other: a picture is of one moment.", 2)
+        raise CommandError(
+            "--watch and -o exclude each other, as a picture is of one moment. Leave out one of the two.", 2
+        )
     if arguments.watch:
         words.watch_status(watch, sys.stdout)
     elif arguments.output:
@@ -120,7 +122,9 @@ def _status(arguments: argparse.Namespace) -> None:
 
 def _logs(arguments: argparse.Namespace) -> None:
     if arguments.follow and arguments.attempt is not None:
-        raise CommandError("-f and --attempt exclude each other: nothing is added to an earlier log.", 2)
+        raise CommandError(
+            "-f and --attempt exclude each other, as nothing is added to an earlier log. Leave out one of the two.", 2
+        )
     watch = Watch(_chosen(arguments))
     if arguments.follow:
         follow_logs(watch, arguments.job, arguments.rank, sys.stdout.buffer)

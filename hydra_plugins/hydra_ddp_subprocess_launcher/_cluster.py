@@ -11,6 +11,7 @@ from . import config as _config
 from ._choices import OnInterrupt
 from ._errors import OptionError
 from ._settings import LaunchSettings, check_names, choice, count, read_settings, whole
+from ._words import counted
 from .config import DDPOptions, DDPSubprocessLauncherConf
 
 _GPUS = re.compile(r"(?:^|,)\s*gpu(?::[^:,(]+)*?(?::(\d+))?(?=[(,\s]|$)")
@@ -49,8 +50,8 @@ class Cluster:
             return self.gpus or 1
         if self.gpus is not None and asked > self.gpus:
             raise OptionError(
-                f"hydra.launcher.nproc_per_node={asked} does not fit: the job asks for {self.gpus} GPUs on each node. "
-                "Ask for fewer ranks, or set hydra.launcher.gpus_per_node."
+                f"hydra.launcher.nproc_per_node={asked} does not fit: the job asks for "
+                f"{counted(self.gpus, 'GPU')} on each node. Ask for fewer ranks, or set hydra.launcher.gpus_per_node."
             )
         return asked
 
@@ -80,7 +81,8 @@ def read_cluster(options: Mapping[str, Any], executor: str) -> tuple[LaunchSetti
     nodes = count("nodes", options["nodes"], 1)
     if nodes > 1 and executor == "local":
         raise OptionError(
-            f"hydra.launcher.nodes={nodes} cannot be used: hydra/launcher=ddp_submitit_local has this machine alone."
+            f"hydra.launcher.nodes={nodes} cannot be used: hydra/launcher=ddp_submitit_local has this machine alone. "
+            "Leave it out, or use hydra/launcher=ddp_submitit_slurm."
         )
     not_submitits = {*ours, "_target_", "_recursive_", "_convert_", "on_interrupt", "max_parallel_jobs"}
     cluster = Cluster(

@@ -17,6 +17,8 @@ _SECRET_KEY_WITHIN = re.compile(rf"(?:{SECRET.pattern})[\w-]*[\"']?\s*:", re.IGN
 _MASK = "***"
 # A variable whose value is kept secret stands as `$NAME` in a job's facts, and is taken from the shell.
 _FROM_SHELL = re.compile(r"\$\w+")
+# What a shell acts on within double quotes; `!` at a prompt.
+_IN_DOUBLE_QUOTES = re.compile(r'["$`\\!]')
 
 
 def is_secret(name: str) -> bool:
@@ -73,9 +75,10 @@ def _value(name: str, value: str) -> str:
 
 
 def _quoted(word: str) -> str:
-    """Return a word quoted for bash, on one line and without what a terminal would act on."""
+    """Return a word as one types it for bash, on one line and without what a terminal would act on."""
     if word.isprintable():
-        return shlex.quote(word)
+        # What single quotes would need `'"'"'` for, stands in double ones, where nothing in it is special there.
+        return f'"{word}"' if "'" in word and not _IN_DOUBLE_QUOTES.search(word) else shlex.quote(word)
     return f"$'{''.join(map(_in_ansi_quotes, word))}'"
 
 

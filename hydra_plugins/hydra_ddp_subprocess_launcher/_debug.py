@@ -19,6 +19,7 @@ from typing import Any, TextIO
 from ._errors import OptionError
 from ._settings import LaunchSettings
 from ._signals import STOP_SIGNALS
+from ._words import counted
 
 _log = logging.getLogger(__name__)
 # Seconds after a Ctrl-C within which another one is for the sweep, and within which it is the same one: a wrapper such
@@ -102,8 +103,8 @@ def debug_session(settings: LaunchSettings, jobs: int) -> Iterator[DebugSession]
         return
     if jobs != 1:
         raise OptionError(
-            f"hydra.launcher.debug=true gives the terminal to rank 0 of one job, but there are {jobs} jobs. Choose one "
-            "of them by its overrides, such as lr=0.1 instead of lr=0.1,0.01."
+            f"hydra.launcher.debug=true gives the terminal to rank 0 of one job, but there are "
+            f"{counted(jobs, 'job')}. Choose one of them by its overrides, such as lr=0.1 instead of lr=0.1,0.01."
         )
     descriptors = tuple(
         _copied(number, stream) for number, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__))

@@ -94,10 +94,17 @@ def start_error(error: Exception, job: PlannedJob) -> Exception:
     """Return an error that says where a job could not be started, and why."""
     if isinstance(error, ValueError):
         # Such as a NUL in its name.
-        return StartError(f"The run directory {job.run_dir!r} cannot be used: {error}.")
+        return StartError(
+            f"The run directory {job.run_dir!r} cannot be used: {error}. Choose another (hydra.sweep.subdir)."
+        )
     if not isinstance(error, OSError):
         return error
     why = error.strerror or str(error)
     if error.filename is None:
-        return StartError(f"The job could not be started in its run directory {job.run_dir}: {why}.")
-    return StartError(f"The run directory {job.run_dir} cannot be used: {why}: {error.filename}")
+        return StartError(
+            f"The job could not be started in its run directory {job.run_dir}: {why}. Mend that, and run the job again."
+        )
+    return StartError(
+        f"The run directory {job.run_dir} cannot be used: {why}: {error.filename}. Mend that, or choose another "
+        "(hydra.sweep.dir, hydra.sweep.subdir)."
+    )

@@ -16,6 +16,7 @@ from ._report import override_line
 from ._setup import Sweep
 from ._specs import JOB_ID_TOKEN
 from ._start import Place
+from ._words import counted
 
 _JOB_ID = "<job id>"
 
@@ -50,7 +51,7 @@ def show_submission(
             text = _submitit.sbatch_text(cluster, submitted)
     finally:
         footprint.restore()
-    head = f"dry run: {submitted} job{'s' * (submitted != 1)} for {cluster.executor}. Nothing is submitted."
+    head = f"dry run: {counted(submitted, 'job')} for {cluster.executor}. Nothing is submitted."
     lines.insert(0, shell_comment(head))
     if text:
         lines += [shell_comment("The file that submitit would hand to sbatch:"), *text.splitlines()]
@@ -79,7 +80,7 @@ def _show(sweep: Sweep, number: int, overrides: list[str]) -> tuple[list[str], J
 
 def _job_lines(sweep: Sweep, plan: PlannedJob) -> list[str]:
     start = describe_start(sweep, plan, plan.first_attempt, Place((), ReservedPort("", 0, None)), "")
-    where = f" on each of {plan.nnodes} nodes" if plan.nnodes > 1 else ""
+    where = f" on each of {counted(plan.nnodes, 'node')}" if plan.nnodes > 1 else ""
     lines = [
         f"  run directory: {plan.run_dir}",
         f"  ranks: {plan.nproc}{where}",

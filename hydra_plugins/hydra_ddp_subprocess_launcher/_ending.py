@@ -15,6 +15,7 @@ from ._progress import Progress
 from ._results import Verdict
 from ._running import RunningJob
 from ._setup import Sweep
+from ._words import counted
 
 _log = logging.getLogger(__name__)
 # What a batch listens to; to SIGCONT, as a shell may have written onto the board while this process was stopped.
@@ -88,7 +89,8 @@ class Ending:
         if self._running:
             how = "killing" if again else "stopping"
             hint = "" if again else " (once more: kill at once)"
-            _log.warning("%s: %s %d running jobs%s", signal.Signals(number).name, how, len(self._running), hint)
+            running = counted(len(self._running), "running job")
+            _log.warning("%s: %s %s%s", signal.Signals(number).name, how, running, hint)
         for job in self._running.values():
             job.stop(signal.Signals(number).name, at_once=again)
 
@@ -110,7 +112,8 @@ class Ending:
         if settings.max_failures is None or failures < settings.max_failures or self.gave_up:
             return []
         self.gave_up = True
-        _log.error("%d failed (max_failures=%d): no more jobs are started", failures, settings.max_failures)
+        count, most = counted(failures, "job"), settings.max_failures
+        _log.error("%s failed (max_failures=%d): no more jobs are started", count, most)
         if settings.stop_running:
             for job in self._running.values():
                 job.stop(f"max_failures={settings.max_failures} was reached")
@@ -119,8 +122,8 @@ class Ending:
 
     def too_many_failures(self) -> Verdict:
         """Return how a job ends that was not started any more."""
-        failures = self._sweep.ledger.failures
-        return _results.skipped(f"{failures} failed before it (max_failures={self._sweep.settings.max_failures})")
+        said = counted(self._sweep.ledger.failures, "job")
+        return _results.skipped(f"{said} failed before it (max_failures={self._sweep.settings.max_failures})")
 
 
 def leave(number: int) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -80,6 +81,13 @@ def find_entry(chosen: Entry, task_function: TaskFunction) -> ProgramEntry | Fun
     config_name = _program.config_name_flag(start.argv[1:], get_args_parser())
     task = _tasks.identify(task_function, _tasks.LAUNCHER_SWEEPS)
     return ProgramEntry(_program.find_program(start), tuple(flags), tuple(config_name), task)
+
+
+def typed_command(program: _program.Program) -> tuple[str, ...]:
+    """Return the command of the program of this process as a person types it."""
+    start = process_start()
+    found = shutil.which(start.orig_argv[0])
+    return _program.typed_command(start, found and os.path.abspath(found), program)
 
 
 def process_start() -> _program.ProcessStart:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ._files import JobPaths, write_private
+from ._port import is_of_spawned, says_taken
+from ._rules import FAILURE_LINGERS_S
 from ._signals import describe_exit
 from ._specs import GroupReport, Outcome, RankExit, StopReason
 
@@ -21,6 +23,11 @@ _LOST_PEER = re.compile(
 )
 LOST_PEER_ADVICE = (
     "This rank lost a peer, which is seldom the cause: look at the logs of the other ranks beside this one."
+)
+SPAWN_ADVICE = (
+    "Each rank has started processes of its own (torch.multiprocessing.spawn, Lightning's strategy=ddp_spawn), and "
+    "these got in each other's way at the port of the job. The launcher starts the ranks: call the function that you "
+    "spawn, or use strategy=ddp."
 )
 _SEE_STACKS = "Where each rank was, the Python stacks at the end of its log tell."
 # More than what a full disk may still give to a small file.
@@ -81,6 +88,14 @@ def lost_a_peer(failure: Failure) -> bool:
     return _LOST_PEER.search(f"{failure.summary}\n{failure.traceback}") is not None
 
 
+def advice_on(failure: Failure) -> str:
+    """Return what to do about an error that ranks have with each other; empty: it is not known to be one."""
+    lost = lost_a_peer(failure)
+    if is_of_spawned(failure.traceback) and (lost or says_taken(failure.traceback)):
+        return SPAWN_ADVICE
+    return LOST_PEER_ADVICE if lost else ""
+
+
 def _was_stopped(exits: Mapping[int, RankExit], rank: int) -> bool:
     return rank in exits and exits[rank].stopped
 
@@ -136,7 +151,12 @@ def describe(report: GroupReport, outcomes: Sequence[Outcome | None], failure: F
     if report.reason is StopReason.START_FAILED:
         return f"{name} could not be started: {report.detail}", ""
     if report.reason is StopReason.FAILURE_LINGERS:
-        return f"{name} failed and did not end by itself", ""
+        return (
+            f"{name} failed, and its process had not ended {FAILURE_LINGERS_S:g} s later",
+            f"What to mend is the error of {name}. Its tear-down then waited, often for the other ranks; so these were "
+            "stopped, and it had hydra.launcher.grace_period_s to end. Where it waited, the Python stacks at the end "
+            "of its log tell.",
+        )
     code, stopped = next(((ended.code, ended.stopped) for ended in report.exits if ended.rank == rank), (0, False))
     if stopped and failure.summary:
         # It had failed, but had not ended: the signal by which it did then is our own.

@@ -79,8 +79,8 @@ class Follower:
             if start.overrides != overrides:
                 raise StartError(
                     f"Job {number} of node 0 has the overrides {override_line(start.overrides)}, here it has "
-                    f"{override_line(overrides)}: start all nodes with the same command but for hydra.launcher."
-                    "node_rank."
+                    f"{override_line(overrides)}. Start all nodes with the same command but for "
+                    "hydra.launcher.node_rank."
                 )
             try:
                 self._run_group(start)

@@ -118,7 +118,9 @@ def _resolved(config: DictConfig, key: str, job_num: int) -> str:
     try:
         return str(OmegaConf.select(config, key))
     except OmegaConfBaseException as error:
-        raise FreezeError(f"The run directory of job {job_num} cannot be resolved: {error}") from error
+        raise FreezeError(
+            f"The run directory of job {job_num} (hydra.sweep.dir, hydra.sweep.subdir) cannot be resolved: {error}"
+        ) from error
 
 
 def escape_interpolations(text: str) -> str:

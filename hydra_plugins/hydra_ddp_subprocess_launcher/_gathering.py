@@ -78,7 +78,7 @@ class Gathering:
             gathering._wait_for_all()
         except FileExistsError:
             raise StartError(
-                f"Another process takes part in this sweep as node {node}, or has done so: give each node a "
+                f"Another process takes part in this sweep as node {node}, or has done so. Give each node a "
                 "hydra.launcher.node_rank of its own, and start all of them again once one has gone."
             ) from None
         except OSError as error:
@@ -224,14 +224,14 @@ def _wait_for_call(meetings: str, session: str, nnodes: int) -> str:
     assert last is not None
     if int(last[2]) != nnodes:
         raise StartError(
-            f"{_NNODES}={nnodes} here, but {last[2]} at node 0: start all nodes with the same command but for "
+            f"{_NNODES}={nnodes} here, but {last[2]} at node 0. Start all nodes with the same command but for "
             "hydra.launcher.node_rank."
         )
     if last[3] != __version__:
-        raise StartError(f"Version {__version__} of the launcher is here, but {last[3]} at node 0: install one on all.")
+        raise StartError(f"Version {__version__} of the launcher is here, but {last[3]} at node 0. Install one on all.")
     if os.stat(session).st_uid != os.getuid():
         raise StartError(
-            f"{session} is another user's: run all nodes as one user, whom all of them know by one number."
+            f"{session} is another user's. Run all nodes as one user, whom all of them know by one number."
         )
     return last[0]
 

@@ -11,6 +11,7 @@ from ._channel import Channel
 from ._errors import StartError
 from ._running import RunningJob
 from ._spawner_link import MOST_HELD, SpawnerLink
+from ._words import counted
 
 # Of the descriptors that a keeper holds, those that are no locks: the claim, and a terminal.
 _FOR_OTHERS = 4
@@ -67,8 +68,8 @@ class Hub:
         """
         if len(held) > MOST_HELD:
             raise StartError(
-                f"A job can lock about {MOST_HELD - _FOR_OTHERS} devices at most: give this one fewer ranks, or "
-                "set hydra.launcher.lock_devices=false."
+                f"A job can lock about {counted(MOST_HELD - _FOR_OTHERS, 'device')} at most. Give this one fewer "
+                "ranks, or set hydra.launcher.lock_devices=false."
             )
         for link in (preloader, self._spawner):
             if link is not None and not link.lost:

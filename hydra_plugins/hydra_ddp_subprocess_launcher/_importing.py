@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from . import _process
+from ._words import counted
 
 # What a rank imports of Hydra and of this package anyway. Not `_rank` itself, which may be run by `python -m`, and not
 # what Hydra's plugin scan executes, as that would be executed twice.
@@ -120,7 +121,7 @@ def copied_fault(what: str, before: Collection[int]) -> str | None:
     if count > 1:
         names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
         which = f" ({', '.join(names)})" if names else ""
-        return f"{what} starts {count - 1} thread{'s' * (count > 2)}{which}, which a fork would not have"
+        return f"{what} starts {counted(count - 1, 'thread')}{which}, which a fork would not have"
     if _cuda_is_initialised():
         return f"{what} initialises CUDA, which a fork could not use"
     if _process.has_children():
@@ -204,7 +205,7 @@ def _watched_folders() -> Iterator[list[str]]:
         folders.append(plain(*args, **kwargs))
         return folders[-1]
 
-    tempfile.mkdtemp = mkdtemp  # type: ignore[assignment]
+    tempfile.mkdtemp = mkdtemp
     try:
         yield folders
     finally:

@@ -32,6 +32,7 @@ from ._setup import Sweep
 from ._spawner_link import SpawnerLink
 from ._specs import GroupReport, GroupSpec, StopReason
 from ._start import Attempt, JobStart, Place
+from ._words import counted
 
 _log = logging.getLogger(__name__)
 # Seconds between two looks at keepers that may have stopped answering.
@@ -183,7 +184,7 @@ class Batch:
         if gathering is None:
             return
         if gone := gathering.look():
-            raise StartError(f"It runs on {start.group.nnodes} nodes, but {gone}.")
+            raise StartError(f"It runs on {counted(start.group.nnodes, 'node')}, but {gone}.")
         gathering.publish_start(start)
 
     # Watching

@@ -17,6 +17,7 @@ from ._schedule import Schedule
 from ._settings import read_nproc
 from ._setup import Sweep
 from ._spool import KeptConfig
+from ._words import counted
 
 _log = logging.getLogger(__name__)
 
@@ -99,11 +100,11 @@ class Line:
         """Say how many jobs there are, how many run at a time, with how many ranks, on which devices."""
         count = len(self._overrides)
         ranks = "-".join(map(str, dict.fromkeys([*self._sizes[:1], *self._sizes[-1:]])))
-        each = f"{ranks} rank{'s' * (ranks != '1')} each" if ranks else "ranks as each job asks"
+        each = f"{counted(ranks, 'rank')} each" if ranks else "ranks as each job asks"
         pool, nnodes = self._sweep.pool, self._sweep.settings.nnodes
         if nnodes > 1:
-            each += f" on each of {nnodes} nodes"
-        said = f"{count} job{'s' * (count != 1)}, {self.most_jobs} at a time, {each}"
+            each += f" on each of {counted(nnodes, 'node')}"
+        said = f"{counted(count, 'job')}, {self.most_jobs} at a time, {each}"
         if not pool.devices:
             return said
         if len(set(self._sizes)) != 1 or pool.jobs_per_device > 1:
@@ -121,8 +122,9 @@ class Line:
         settings = self._sweep.settings
         if settings.master_port is not None and self.most_jobs > 1:
             raise OptionError(
-                f"hydra.launcher.master_port={settings.master_port} is one port, but {self.most_jobs} jobs run at "
-                "once. Leave it null, or set hydra.launcher.max_parallel_jobs=1."
+                f"hydra.launcher.master_port={settings.master_port} is one port, but "
+                f"{counted(self.most_jobs, 'job')} run at once. Leave it null, or set "
+                "hydra.launcher.max_parallel_jobs=1."
             )
         return _environment.with_omp_threads(
             _environment.scrub(os.environ, _machine.start_environment()),

@@ -45,7 +45,7 @@ def failure(
 ) -> Outcome:
     text = _attempt(lambda: "".join(traceback.format_exception(_without_hydra_frames(error)))) or repr(type(error))
     message = _attempt(lambda: str(error)) or ""
-    summary = f"{type(error).__qualname__}: {message}".splitlines()[0].rstrip(": ")
+    summary = f"{type(error).__qualname__}: {message.lstrip()}".splitlines()[0].rstrip(": ")
     return Outcome(
         completed=False,
         exception=_attempt(lambda: _rebuildable(error, main)),

@@ -20,6 +20,7 @@ from ._results import has_completed, read_outcomes
 from ._specs import GroupReport, StopReason
 from ._start import Attempt, JobStart, Place, write_facts
 from ._submission import SubmittedJob
+from ._words import counted
 
 _log = logging.getLogger(__name__)
 # Seconds for which a part that was told to stop waits for the cluster to kill it, or to tell what comes next. One that
@@ -68,8 +69,9 @@ class RunPart:
         nnodes = job.start.group.nnodes
         if nnodes > 1 and (len(hosts) != nnodes or environment.num_nodes != nnodes):
             raise StartError(
-                f"This job is for {nnodes} nodes, but the cluster names {len(hosts)} ({', '.join(hosts)}; "
-                f"SLURM_JOB_NODELIST={os.environ.get('SLURM_JOB_NODELIST')!r}). Its ranks could not find each other."
+                f"This job is for {counted(nnodes, 'node')}, but the cluster names {len(hosts)} ({', '.join(hosts)}; "
+                f"SLURM_JOB_NODELIST={os.environ.get('SLURM_JOB_NODELIST')!r}). Its ranks could not find each other. "
+                "See what it was given: scontrol show job."
             )
         # Alike on all nodes, and another one whenever the job is started again.
         generation = f"{self._requeued}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"

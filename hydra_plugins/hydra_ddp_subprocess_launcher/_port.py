@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from ._errors import StartError
 
+_TAKEN = re.compile(r"eaddrinuse|address already in use", re.IGNORECASE)
+_SPAWNS = re.compile(r"torch[/.]multiprocessing[/.]spawn")
+
 
 @dataclass
 class ReservedPort:
@@ -135,6 +138,14 @@ def is_port_clash(text: str, port: int) -> bool:
     torch's TCPStore says: `The server socket has failed to bind. port: 29500, useIpv6: false, code: -98, name:
     EADDRINUSE, message: address already in use`.
     """
-    lowered = text.lower()
-    taken = "eaddrinuse" in lowered or "address already in use" in lowered
-    return taken and re.search(rf"\b{port}\b", text) is not None
+    return says_taken(text) and re.search(rf"\b{port}\b", text) is not None
+
+
+def says_taken(text: str) -> bool:
+    """Return whether words say that some port was taken."""
+    return _TAKEN.search(text) is not None
+
+
+def is_of_spawned(text: str) -> bool:
+    """Return whether a traceback is that of a process which a rank has started by torch.multiprocessing.spawn."""
+    return _SPAWNS.search(text) is not None

@@ -15,6 +15,8 @@ from ._specs import TaskId
 
 # What stays readable in `ps`; everything else, quotes and `$` above all, would need care in Hydra's grammar.
 _SAFE = "=,./:+-_~[]()@*!^|<>;?"
+# Of values for Hydra, paths that need no quotes there, as most.
+_PLAIN_PATH = re.compile(r"/[\w./-]*", re.ASCII)
 # Linux takes at most 128 KiB an argument; half of it leaves room, and nobody reads more.
 _LONGEST_OVERRIDES = 64 * 1024
 _HARMLESS_ARGUMENTS = ("-m", "--multirun", "hydra.mode=MULTIRUN")
@@ -122,6 +124,21 @@ def find_program(start: ProcessStart) -> Program:
     return Program((start.executable, *start.interpreter_flags, *where, *own), cwd, main_script)
 
 
+def typed_command(start: ProcessStart, found: str | None, program: Program) -> tuple[str, ...]:
+    """Return the command of a program for a person to type: interpreter, flags and script as they were typed.
+
+    Args:
+        start: How this process was started.
+        found: Where a shell finds the interpreter that was typed; None: nowhere.
+        program: What its ranks run.
+    """
+    module = _module(start)
+    position = _script_position(start, module)
+    if position is None or found != start.executable:
+        return program.command
+    return (*start.orig_argv[: position + 1], *_own_arguments(start, module))
+
+
 def _module(start: ProcessStart) -> str | None:
     # Under cProfile, trace or a debugger the spec is the tool's, and its origin is not the program's file. A
     # directory or zip has the spec name `__main__`.
@@ -219,7 +236,9 @@ def decode(text: str) -> str:
 
 
 def hydra_quoted(text: str) -> str:
-    """Return a text as a value for an override, quoted for Hydra's grammar."""
+    """Return a text as a value for an override, quoted for Hydra's grammar where that needs it."""
+    if _PLAIN_PATH.fullmatch(text):
+        return text
     # A backslash counts only before a quote, and there each one does.
     escaped = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
     return f"'{escaped}'"

@@ -36,6 +36,7 @@ from ._specs import JOB_ID_TOKEN
 from ._start import Attempt, Place
 from ._streams import Screens, streams_above
 from ._terminal import descriptor_of, is_terminal
+from ._words import counted
 
 _log = logging.getLogger(__name__)
 # Seconds between two boards.
@@ -166,7 +167,7 @@ class Progress:
         if self._stopped_by:
             jobs = [self._ledger.record.jobs[number] for number in self._overrides]
             left = sum(job.state is not JobState.COMPLETED for job in jobs)
-            _log.warning("Stopped by %s: %d of %d jobs did not complete", self._stopped_by, left, len(jobs))
+            _log.warning("Stopped by %s: %d of %s did not complete", self._stopped_by, left, counted(len(jobs), "job"))
         self._ledger.settle(last=True)
         sweep = self._sweep
         if sweep.has_one_batch:

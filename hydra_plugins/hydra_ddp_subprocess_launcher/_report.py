@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from hydra.core.utils import filter_overrides
 
 from ._records import JobRecord, JobState
+from ._words import counted
 
 _LEAST_WIDTH = 40
 _WIDTH_WITHOUT_TERMINAL = 120
@@ -81,5 +82,5 @@ def results_table(jobs: Sequence[JobRecord]) -> str:
     counts = {state: sum(job.state is state for job in jobs) for state in JobState}
     always = (JobState.COMPLETED, JobState.FAILED)
     said = [f"{count} {state.value.lower()}" for state, count in counts.items() if count or state in always]
-    last = f"{len(jobs)} job{'s' * (len(jobs) != 1)}: {', '.join(said)}"
+    last = f"{counted(len(jobs), 'job')}: {', '.join(said)}"
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + f"\n{last}"

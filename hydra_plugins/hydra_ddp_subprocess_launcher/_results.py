@@ -8,7 +8,7 @@ from typing import Any
 
 from . import _pickling
 from ._errors import JobFailedError, RankTraceback
-from ._failures import LOST_PEER_ADVICE, describe, lost_a_peer, rank_name, root_cause, unusable_folder
+from ._failures import advice_on, describe, rank_name, root_cause, unusable_folder
 from ._files import JobPaths, read_outcome
 from ._logs import last_lines
 from ._peers import refresh_names
@@ -16,6 +16,7 @@ from ._records import JobRecord
 from ._signals import describe_exit
 from ._specs import GroupReport, Outcome
 from ._start import JobStart
+from ._words import counted, numbered
 
 _SHOWN_LOG_LINES = 20
 _SHOWN_TRACEBACK_LINES = 25
@@ -160,8 +161,8 @@ def _failed(
     rank = failure.rank if failure is not None else None
     what, advice = describe(report, outcomes, failure)
     others = [ended.rank for ended in report.exits if ended.stopped and rank not in (None, ended.rank)]
-    stopped = ", ".join(map(str, sorted(others)))
-    lines = [f"{what}; rank {stopped} was then ended by the launcher." if stopped else f"{what}."]
+    stopped = f"{numbered('rank', sorted(others))} {'was' if len(others) == 1 else 'were'}" if others else ""
+    lines = [f"{what}; {stopped} then ended by the launcher." if stopped else f"{what}."]
     if failure is not None and failure.traceback:
         lines += ["", *_shortened(failure.traceback.rstrip().splitlines()), ""]
     elif rank is not None and rank in logged and (tail := last_lines(paths.log(rank), _SHOWN_LOG_LINES)):
@@ -169,8 +170,8 @@ def _failed(
     broken = unusable_folder(paths) if rank is not None and outcomes[rank] is None else None
     if broken is not None:
         advice = f"The run directory {paths.run_dir} cannot be used any more: {broken}."
-    if failure is not None and len(outcomes) > 1 and lost_a_peer(failure):
-        advice = LOST_PEER_ADVICE
+    if failure is not None and len(outcomes) > 1:
+        advice = advice_on(failure) or advice
     if advice:
         lines.append(advice)
     lines.append(f"Log: {paths.log(rank)}" if rank is not None else _SEE_LOG.format(folder=paths.folder))
@@ -195,7 +196,8 @@ def _failed(
 def _shortened(lines: Sequence[str]) -> list[str]:
     if len(lines) <= _SHOWN_TRACEBACK_LINES:
         return list(lines)
-    return [f"  … {len(lines) - _SHOWN_TRACEBACK_LINES} lines more in the log", *lines[-_SHOWN_TRACEBACK_LINES:]]
+    left_out = counted(len(lines) - _SHOWN_TRACEBACK_LINES, "line")
+    return [f"  … {left_out} more in the log", *lines[-_SHOWN_TRACEBACK_LINES:]]
 
 
 def _rebuilt_exception(outcome: Outcome | None) -> Exception | None:

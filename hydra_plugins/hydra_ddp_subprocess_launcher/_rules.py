@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from ._specs import GroupReport, Limits, RankExit, StopReason
+from ._words import numbered
 
 # Seconds from SIGTERM to SIGKILL when the launching process is gone: nobody is left to wait for.
 LAUNCHER_LOST_GRACE_S = 0.5
@@ -202,10 +203,9 @@ class GroupRules:
             return
         for reason, due in self._limit_times():
             if due is not None and now >= due:
-                running = ", ".join(map(str, self.running))
                 if reason is StopReason.FAILURE_LINGERS:
                     self._cause = self._first_lingering_failure()
-                self._stop(reason, now, self._limits.grace_period_s, f"rank {running} still running")
+                self._stop(reason, now, self._limits.grace_period_s, f"{numbered('rank', self.running)} still running")
                 return
 
     def _first_lingering_failure(self) -> int | None:
@@ -228,17 +228,20 @@ class GroupRules:
         """Return the lines that are due for the user, each once."""
         if self._kill_at is not None or not self.running:
             return []
-        running = "rank " + ", ".join(map(str, self.running))
+        running = numbered("rank", self.running)
+        unlimited = ", for which there is no limit (exit_timeout_s)" if self._limits.exit_timeout_s is None else ""
+        left_s = LINGERING_LIMIT_S - LINGERING_NOTE_S
+        does = "does" if len(self.running) == 1 else "do"
         due = {
             "lingering": (
                 self._all_stored_at,
                 LINGERING_NOTE_S,
-                f"every rank has finished, but {running} does not exit",
+                f"every rank has finished, but {running} {does} not exit: ended in {left_s:g} s, and the results count",
             ),
             "running": (
                 self._first_good_exit,
                 STILL_RUNNING_NOTE_S,
-                f"{running} still running {STILL_RUNNING_NOTE_S:.0f} s after the first rank ended",
+                f"{running} still running {STILL_RUNNING_NOTE_S:.0f} s after the first rank ended{unlimited}",
             ),
         }
         lines = []

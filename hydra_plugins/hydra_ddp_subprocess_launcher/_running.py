@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from . import _files, _keeper, _orders, _process
 from ._channel import Channel
 from ._logs import LogTee, last_lines
-from ._port import is_port_clash
+from ._port import is_of_spawned, is_port_clash
 from ._spawner_link import SpawnerLink
 from ._specs import GroupReport
 from ._start import Attempt, JobStart, Place
@@ -173,6 +173,8 @@ class RunningJob:
         paths = self.start.paths
         outcome = _files.read_outcome(paths, 0, self.start.run_id)
         words = outcome.traceback if outcome is not None else "\n".join(last_lines(paths.log(0), _LAST_WORDS))
+        if self.start.group.world_size > 1 and is_of_spawned(words):
+            return False  # They would have each other's port again.
         return is_port_clash(words, self.place.port.number)
 
     def next_attempt(self, completed: bool, *, own_port: bool) -> Attempt | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ._errors import OptionError
+from ._words import counted
 
 # Times that later jobs may start before a waiting one. From then on the devices that come back are kept for it.
 MOST_OVERTAKEN = 8
@@ -40,10 +41,11 @@ class Pool:
         if asked is None:
             return max(1, len(self.devices))
         if self.devices and asked > len(self.devices):
+            are = "is" if len(self.devices) == 1 else "are"
             raise OptionError(
-                f"A job of {asked} ranks does not fit: hydra.launcher.nproc_per_node={asked}, but there are only "
-                f"{len(self.devices)} devices ({', '.join(self.devices)}). Ask for fewer ranks, or set "
-                "hydra.launcher.devices=[] to run without devices."
+                f"A job of {counted(asked, 'rank')} does not fit: hydra.launcher.nproc_per_node={asked}, but there "
+                f"{are} only {counted(len(self.devices), 'device')} ({', '.join(self.devices)}). Ask for fewer ranks, "
+                "or set hydra.launcher.devices=[] to run without devices."
             )
         return asked
 

@@ -19,7 +19,7 @@ from ._books import Books, open_books, read_books
 from ._claim import Claim
 from ._cluster import Cluster, read_cluster
 from ._devices import DeviceGate, find_devices, name_devices
-from ._entry import FunctionEntry, ProgramEntry, find_entry, process_start, rank_command
+from ._entry import FunctionEntry, ProgramEntry, find_entry, process_start, rank_command, typed_command
 from ._errors import OptionError, StartError
 from ._files import SweepPaths
 from ._footprint import Footprint
@@ -294,7 +294,7 @@ def _show_at_the_end(summary: Summary, ledger: Ledger) -> None:
 def _summary(entry: ProgramEntry | FunctionEntry, config: DictConfig, sweep_dir: str, nnodes: int) -> Summary:
     command: tuple[str, ...] = ()
     if isinstance(entry, ProgramEntry):
-        command = (*entry.program.command, *entry.flags, *entry.config_name, "-m")
+        command = (*typed_command(entry.program), *entry.flags, *entry.config_name, "-m")
     hydra, task = (OmegaConf.to_container(one) for one in (config.hydra.overrides.hydra, config.hydra.overrides.task))
     assert isinstance(hydra, list) and isinstance(task, list)
     return Summary(command, tuple(hydra), tuple(task), sweep_dir, _is_basic(config), _has_one_batch(config), nnodes)

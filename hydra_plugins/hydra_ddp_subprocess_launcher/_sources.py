@@ -41,7 +41,8 @@ class SourceWatch:
         if changed and rule is OnCodeChange.fail:
             raise StartError(
                 f"The code changed since the sweep started: {', '.join(changed)}. Jobs would no longer run the same "
-                "program (hydra.launcher.code_changed=fail)."
+                "program (hydra.launcher.code_changed=fail). Start the "
+                "sweep again; hydra.launcher.resume=unfinished runs what is left."
             )
         new = [file for file in changed if file not in self._said]
         if new:

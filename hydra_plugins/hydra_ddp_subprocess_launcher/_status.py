@@ -132,4 +132,4 @@ def write_picture(sight: Sight, path: str) -> None:
     try:
         Path(path).write_text(console.export_svg(title="hydra-ddp status"), encoding="utf-8")
     except OSError as error:
-        raise CommandError(f"{path} cannot be written: {error.strerror}") from None
+        raise CommandError(f"{path} cannot be written: {error.strerror}. Name another file.") from None

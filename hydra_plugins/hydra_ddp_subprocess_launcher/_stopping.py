@@ -11,6 +11,7 @@ from . import _commands, _machine
 from ._claim import Holder
 from ._records import JobState
 from ._watching import CommandError, Sight, Watch, in_words
+from ._words import counted
 
 # Seconds for the launching process to take note of a signal, which it cannot while it composes a job.
 _NOTED_WITHIN_S = 5.0
@@ -68,7 +69,7 @@ def _what_happens(sight: Sight, *, now: bool) -> str:
     holder, record = sight.holder, sight.record
     assert holder is not None
     running = len(record.in_state(JobState.RUNNING, JobState.PAUSED))
-    jobs = "no job runs" if not running else f"{running} running job{'s' * (running > 1)}"
+    jobs = "no job runs" if not running else counted(running, "running job")
     grace = record.began.grace_period_s if record.began is not None else None
     patience = "hydra.launcher.grace_period_s" if grace is None else f"{grace:g} s (hydra.launcher.grace_period_s)"
     if any(job.job_id for job in record.jobs.values()):
@@ -88,7 +89,7 @@ def _send(holder: Holder) -> None:
     except ProcessLookupError:
         return
     except PermissionError:
-        raise CommandError(f"Process {holder.pid} is another user's: only that user, or root, can stop it.") from None
+        raise CommandError(f"Process {holder.pid} is another user's. Only that user, or root, can stop it.") from None
 
 
 def _waits_for_more(watch: Watch, holder: Holder) -> bool:

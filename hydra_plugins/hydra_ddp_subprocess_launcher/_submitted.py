@@ -9,7 +9,6 @@ import selectors
 import signal
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import replace
 
 from hydra.core.utils import JobReturn
@@ -31,6 +30,7 @@ from ._setup import Sweep
 from ._specs import JOB_ID_TOKEN
 from ._start import Place
 from ._submitting import adopt, name_left_out, submit
+from ._words import counted
 
 _log = logging.getLogger(__name__)
 # Seconds between two looks at the files of all jobs, at least and for each of them, as a file server has other users.
@@ -166,7 +166,8 @@ class SubmittedBatch:
             self._progress.submitted(job.plan, job.handle.job_id, job.folder.path)
         ranks = " or ".join(map(str, sorted({plan.world_size for plan in plans})))
         ids = listed([job.handle for job in jobs])
-        _log.info("Submitted %s of %s ranks to %s: %s", _counted(jobs), ranks, self._cluster.executor, ids)
+        said = f"{counted(len(jobs), 'job')} of {counted(ranks, 'rank')}"
+        _log.info("Submitted %s to %s: %s", said, self._cluster.executor, ids)
 
     # Watching
 
@@ -235,11 +236,12 @@ class SubmittedBatch:
             _log.warning(
                 "%s: left on the cluster (on_interrupt=leave): %s, %s. hydra.launcher.resume=unfinished finds them",
                 name,
-                _counted(handles),
+                counted(len(handles), "job"),
                 listed(handles),
             )
             return
-        _log.warning("%s: cancelling %s: %s (once more: do not wait)", name, _counted(handles), listed(handles))
+        said = f"{counted(len(handles), 'job')}: {listed(handles)}"
+        _log.warning("%s: cancelling %s (once more: do not wait)", name, said)
         self._cancel(list(self._jobs.values()), f"cancelled after {name}")
 
     def _cancel(self, jobs: list[ClusterJob], why: str) -> None:
@@ -253,8 +255,9 @@ class SubmittedBatch:
         if settings.max_failures is None or failures < settings.max_failures or self._gave_up:
             return
         self._gave_up = True
-        _log.error("%d failed (max_failures=%d): no more jobs are started", failures, settings.max_failures)
-        why = f"{failures} failed before it (max_failures={settings.max_failures})"
+        count, most = counted(failures, "job"), settings.max_failures
+        _log.error("%s failed (max_failures=%d): no more jobs are started", count, most)
+        why = f"{count} failed before it (max_failures={settings.max_failures})"
         for plan in self._waiting:
             self._finish(plan.number, plan.config, plan.run_dir, None, _results.skipped(why))
         self._waiting.clear()
@@ -283,7 +286,3 @@ def _not_submitted(error: Exception) -> Verdict:
     if isinstance(error, LauncherError):
         return _results.failed_before_start(error)
     return _results.failed_before_start(StartError(f"The job could not be submitted: {type(error).__name__}: {error}"))
-
-
-def _counted(jobs: Sequence[object]) -> str:
-    return f"{len(jobs)} job{'s' * (len(jobs) != 1)}"

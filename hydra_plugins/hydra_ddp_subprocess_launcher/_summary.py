@@ -70,6 +70,6 @@ class Summary:
         lines = [_commands.shell_words([*command, *overrides]) for overrides in chosen]
         if not self.repeatable and len(failed) > len(chosen):
             lines.append(f"(and {len(failed) - len(chosen)} more)")
-        what = "Run what failed, and what was not run" if skipped and self.repeatable else "Run only what failed again"
+        what = "Run what failed, and what was not run" if skipped and self.repeatable else "Run again only what failed"
         where = ", on each node with its own node_rank" if self.nnodes > 1 else ""
         return ["", f"{what}{where}:", *lines]

@@ -8,6 +8,7 @@ from typing import Any
 
 from ._timeline import NO_DEVICE, Bar, BarStatus, Row, Timeline, blocks, time_unit
 from ._watching import CommandError
+from ._words import counted
 
 # Colours that the colour-blind tell apart, too, and hatches for where there are none.
 _COLORS = {
@@ -52,7 +53,9 @@ def draw_timeline(timeline: Timeline, path: str) -> None:
     """
     suffix = os.path.splitext(path)[1].lower()
     if suffix not in _METADATA:
-        raise CommandError(f"{path}: name a file that ends in {', '.join(_METADATA)}.", 2)
+        raise CommandError(
+            f"{path} is no picture that can be drawn. Name a file that ends in {', '.join(_METADATA)}.", 2
+        )
     if not timeline.bars:
         raise CommandError("No job of this sweep was started, so there is no timeline yet.")
     try:
@@ -61,7 +64,7 @@ def draw_timeline(timeline: Timeline, path: str) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise CommandError(
-            "The timeline is drawn by matplotlib, which is not installed: pip install "
+            "The timeline is drawn by matplotlib, which is not installed. Install it: pip install "
             '"hydra-ddp-subprocess-launcher[timeline]"'
         ) from None
     with mpl.rc_context(_SETTINGS):
@@ -71,7 +74,7 @@ def draw_timeline(timeline: Timeline, path: str) -> None:
         try:
             figure.savefig(path, dpi=150, metadata=_METADATA[suffix])
         except OSError as error:
-            raise CommandError(f"{path} cannot be written: {error.strerror}") from None
+            raise CommandError(f"{path} cannot be written: {error.strerror}. Name another file.") from None
 
 
 def _draw(axes: Any, timeline: Timeline) -> None:
@@ -127,9 +130,9 @@ def _label(row: Row) -> str:
 
 def _title(timeline: Timeline) -> str:
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timeline.began_at))
-    jobs = "1 job" if timeline.jobs == 1 else f"{timeline.jobs} jobs"
+    jobs = counted(timeline.jobs, "job")
     devices = len({row.device for row in timeline.rows} - {NO_DEVICE})
-    where = f" on {devices} device{'s' * (devices > 1)}" if devices else ""
+    where = f" on {counted(devices, 'device')}" if devices else ""
     return f"{jobs}{where}, started {began}"
 
 

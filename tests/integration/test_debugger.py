@@ -134,12 +134,12 @@ def test_ctrl_c_twice_stops_the_sweep(runner: Runner) -> None:
         # Twice within a second, which a busy machine may not manage at once.
         for _ in range(50):
             child.send(CTRL_C)
-            if child.expect_exact(["--KeyboardInterrupt--", "SIGINT: stopping 1 running jobs"]) == 1:
+            if child.expect_exact(["--KeyboardInterrupt--", "SIGINT: stopping 1 running job "]) == 1:
                 break
         code, screen = end_of(child)
         runner.assert_nothing_left()
     assert code == 130
-    assert "Stopped by SIGINT: 1 of 1 jobs did not complete" in screen
+    assert "Stopped by SIGINT: 1 of 1 job did not complete" in screen
 
 
 def test_sigterm_stops_the_sweep(runner: Runner) -> None:

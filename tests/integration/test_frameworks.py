@@ -103,6 +103,47 @@ def test_lightning_with_another_number_of_devices_fails_and_starts_nothing(runne
     assert ranks(runner) == [("0", "0"), ("0", "1")]
 
 
+SPAWNS = """
+import os, time
+from pathlib import Path
+
+import hydra
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def train(rank, world_size):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
+    dist.init_process_group("gloo")
+    dist.barrier()
+    Path("met").touch()
+    time.sleep(60)
+
+
+@hydra.main(version_base=None, config_path=None)
+def main(cfg):
+    while os.environ["RANK"] == "1" and not Path("met").exists():
+        time.sleep(0.1)
+    mp.spawn(train, args=(2,), nprocs=2)
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_ranks_that_spawn_ranks(runner: Runner) -> None:
+    """Processes that ranks spawn clash on the job's port: it is started once, and the message says what to do."""
+    pytest.importorskip("torch")
+    app = runner.cwd / "spawns.py"
+    app.write_text(SPAWNS)
+    ran = runner.sweep(app, "hydra.launcher.grace_period_s=1")
+    assert ran.returncode == 1
+    assert re.search("EADDRINUSE|[Cc]onnection (closed|reset)", ran.output), ran.output
+    assert "The launcher starts the ranks: call the function that you spawn, or use strategy=ddp." in ran.output
+    assert not list((runner.cwd / "sweep").glob("0/.ddp/earlier_*"))
+
+
 @pytest.mark.slurm
 def test_lightning_on_two_nodes_of_slurm(runner: Runner, slurm: SlurmCluster) -> None:
     """Lightning takes the group that is there, and not what it knows about SLURM."""

@@ -323,7 +323,7 @@ def test_a_timeout_shows_where_every_rank_was(runner: Runner) -> None:
     )
     assert notes.statuses() == ["FAILED", "COMPLETED"]
     assert "timeout_min" in notes.returns()[0]["text"]
-    assert "rank 0, 1 still running" in ran.output
+    assert "ranks 0, 1 still running" in ran.output
     for rank, where in ((0, "in <lambda>"), (1, "in wait_for")):
         log = (job_folder(runner, 0) / f"rank_{rank}.log").read_text()
         assert re.search(rf'File ".*behave\.py", line \d+ {where}', log), log
@@ -384,7 +384,9 @@ def test_ranks_that_are_done_but_do_not_exit(runner: Runner) -> None:
     assert notes.statuses() == ["COMPLETED", "FAILED", "COMPLETED"]
     assert "#0 : every rank has finished, but rank 1 does not exit" in ran.output
     assert "ValueError: broken: lingering" in notes.returns()[1]["text"]
-    assert "rank 1 failed and did not end by itself" in ran.output
+    assert (
+        "rank 1 failed, and its process had not ended 1 s later; rank 0 was then ended by the launcher." in ran.output
+    )
 
 
 # --- restarts

@@ -225,10 +225,10 @@ def test_a_failure_on_the_second_node(nodes: Nodes) -> None:
     (code, output), (other_code, other) = nodes.run("x=1,5", *steps)
     assert (code, other_code) == (1, 1)
     cause = f"rank 3 (node 1, {HOST}): ValueError: broken: plain"
-    assert f"rank 3 (node 1, {HOST}) failed with exit code 1; rank 0, 1, 2 was then ended by the launcher." in output
+    assert f"rank 3 (node 1, {HOST}) failed with exit code 1; ranks 0, 1, 2 were then ended by the launcher." in output
     assert cause in other
     assert nodes.table()[0]["cause"] == cause
-    assert "Run only what failed again, on each node with its own node_rank:" in output
+    assert "Run again only what failed, on each node with its own node_rank:" in output
     assert [(row["status"], row["value"]) for row in nodes.table()] == [("FAILED", ""), ("COMPLETED", "9")]
     assert_nothing_left(nodes.runner)
 
@@ -454,7 +454,7 @@ def test_other_jobs_on_the_second_node(nodes: Nodes) -> None:
     first, second = nodes.start(0, "x=1,2"), nodes.start(1, "x=1,3")
     (code, output), (other_code, other) = finish(first), finish(second)
     assert (code, other_code) == (1, 1)
-    said = "Job 1 of node 0 has the overrides x=2, here it has x=3: start all nodes with the same command"
+    said = "Job 1 of node 0 has the overrides x=2, here it has x=3. Start all nodes with the same command"
     assert said in other
     assert f"node 1 ({HOST}) has left the sweep ({said}" in output
     assert nodes.notes.places() == [(0, rank) for rank in range(4)]

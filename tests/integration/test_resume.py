@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -241,6 +243,31 @@ def test_the_command_that_is_shown(runner: Runner) -> None:
     assert {row["status"] for row in table(runner)} == {"COMPLETED"}
 
 
+@pytest.mark.parametrize(
+    ("folder", "typed"),
+    [
+        ("plain", "hydra.sweep.dir={root}/plain"),
+        ("lr=1", "\"hydra.sweep.dir='{root}/lr=1'\""),
+        ("it's", "'hydra.sweep.dir='\"'\"'{root}/it\\'\"'\"'s'\"'\"''"),
+    ],
+)
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+def test_the_command_as_one_types_it(runner: Runner, shell: str, folder: str, typed: str) -> None:
+    """What was started as `python train.py` is shown like that, quoted where a shell needs it, and runs like that."""
+    shutil.copy(TALK, runner.cwd / "train.py")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {"TALK_DIR": str(runner.cwd), "PYTHONPATH": str(APPS), "PYTHONDONTWRITEBYTECODE": "1", "PATH": path}
+    given = shlex.quote("hydra.sweep.dir='" + folder.replace("'", "\\'") + "'")
+    launcher = "hydra/launcher=ddp_subprocess hydra.launcher.nproc_per_node=1"
+    first = runner.run(shell, "-c", f"python train.py -m {launcher} {given} x=1,2 fail_once=true", env=env)
+    shown = first.stdout.rstrip().splitlines()[-1]
+    where = typed.format(root=runner.cwd)
+    assert shown == f"python train.py -m {launcher} {where} hydra.launcher.resume=failed x=1,2 fail_once=true"
+    done = runner.run(shell, "-c", shown, env=env)
+    assert done.returncode == 0, done.output
+    assert began(runner) == [0, 1, 0, 1]
+
+
 def test_another_grid(runner: Runner) -> None:
     """With another grid jobs keep values and directories whatever their number is, and new ones overwrite none."""
     sweep(runner, "x=1,2,3", "value=list")
@@ -302,7 +329,7 @@ def test_a_damaged_journal(runner: Runner, damage: str) -> None:
     journal.write_bytes(content)
     second = resume(runner, "x=1,2,3")
     assert second.returncode == 0, second.output
-    assert ("lines are damaged, or of a later version" in second.stdout) == (damage != "empty")
+    assert ("cannot be read: damaged, or of a later version" in second.stdout) == (damage != "empty")
     # What the journal does not tell any more, the outcomes of the ranks do, as long as it tells of the start.
     assert began(runner)[3:] == ([0, 1, 2] if damage == "empty" else [])
     third = resume(runner, "x=1,2,3")
@@ -368,8 +395,8 @@ def test_too_many_failures(runner: Runner, stop_running: bool) -> None:
     assert sorted(began(runner)) == [0, 1, 2]
     status = [row["status"] for row in table(runner)]
     assert status == ["FAILED", "FAILED" if stop_running else "COMPLETED", "FAILED", *["NEVER_STARTED"] * 5]
-    assert stdout.count("2 failed (max_failures=2): no more jobs are started") == 1
-    assert all("2 failed before it (max_failures=2)" in row["cause"] for row in table(runner)[3:])
+    assert stdout.count("2 jobs failed (max_failures=2): no more jobs are started") == 1
+    assert all("2 jobs failed before it (max_failures=2)" in row["cause"] for row in table(runner)[3:])
     if stop_running:
         assert "max_failures=2 was reached" in table(runner)[1]["cause"]
 

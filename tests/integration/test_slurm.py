@@ -312,7 +312,7 @@ def test_max_failures(sweeps: Submitting, slurm: SlurmCluster) -> None:
     states = [job.state for job in sweeps.jobs.values()]
     # The second one may have been done by then.
     assert states[0] is JobState.FAILED and states[2] is JobState.NEVER_STARTED, ran.output
-    assert sweeps.jobs[2].cause == "1 failed before it (max_failures=1)"
+    assert sweeps.jobs[2].cause == "1 job failed before it (max_failures=1)"
     # Accounting has array elements that waited together under one number.
     assert sweeps.jobs[2].job_id not in slurm.squeue()
     assert not any(job == 2 for job, _, _ in sweeps.ran())

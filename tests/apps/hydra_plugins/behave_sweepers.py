@@ -1,4 +1,4 @@
-"""Two small sweepers: one notes every JobReturn that the launcher gives back, one does not check overrides first.
+"""Small sweepers: one notes every JobReturn of the launcher, one checks no overrides, one goes on from values.
 
 They are real plugins (this folder joins the namespace package `hydra_plugins` of programs that lie beside it), as Hydra
 takes sweepers from that package only.
@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import os
+import random
 import time
 import traceback
 from collections.abc import Sequence
@@ -16,7 +17,11 @@ from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
 
 
 def describe(result: JobReturn) -> dict:
@@ -76,6 +81,44 @@ class UncheckedSweeper(RecordingSweeper):
         return super().sweep([])
 
 
+class ClimbingSweeper(Sweeper):
+    """Looks for the least value, batch by batch, around the best x so far: it is shaped like Ax's and Nevergrad's.
+
+    Args:
+        n_trials: How many jobs there are.
+        batch_size: How many of them are handed over at a time.
+        seed: Of the random numbers.
+    """
+
+    def __init__(self, n_trials: int, batch_size: int, seed: int) -> None:
+        self._n_trials, self._batch_size, self._random = n_trials, batch_size, random.Random(seed)
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self._config = config
+        self._launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> None:
+        best, trials = (float("inf"), 0.0), []
+        for first in range(0, self._n_trials, self._batch_size):
+            count = min(self._batch_size, self._n_trials - first)
+            batch = [best[1] + self._random.uniform(-1, 1) for _ in range(count)]
+            jobs = [[*arguments, f"x={x!r}"] for x in batch]
+            returns = self._launcher.launch(jobs, initial_job_idx=first)
+            values = [float(one.return_value) for one in returns]
+            trials.append({"first": first, "x": batch, "values": values})
+            best = min(best, *zip(values, batch, strict=True))
+        result = {"best_value": best[0], "best_x": best[1], "trials": trials}
+        Path(self._config.hydra.sweep.dir, "climbed.json").write_text(json.dumps(result), encoding="utf-8")
+
+
+ConfigStore.instance().store(
+    group="hydra/sweeper",
+    name="climbing",
+    node={"_target_": f"{__name__}.{ClimbingSweeper.__name__}", "n_trials": 5, "batch_size": 2, "seed": 1},
+    provider="behave",
+)
 for name, sweeper in (("recording", RecordingSweeper), ("unchecked", UncheckedSweeper)):
     ConfigStore.instance().store(
         group="hydra/sweeper",
