@@ -581,6 +581,10 @@ def test_the_end_of_the_launching_process_while_modules_are_imported(runner: Run
     said = sweeping.end()
     assert time.monotonic() - stopped_at < 2 + NOISE_S
     assert "preload:" not in said
+    if number != signal.SIGKILL:
+        why = f"the job was ended because the launcher ordered it ({signal.Signals(number).name})"
+        assert why in " ".join(said.split())
+        assert "from outside" not in said
     runner.assert_nothing_left()
 
 
