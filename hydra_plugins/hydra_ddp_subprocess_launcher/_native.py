@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import struct
 import sys
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,8 @@ _NO_DESCRIPTOR = -1
 # Places in /proc/self/stat, counted behind name and state: code, stack, data, heap.
 _STAT_CODE, _STAT_STACK, _STAT_DATA, _STAT_HEAP = slice(22, 24), 24, slice(41, 43), 43
 _READ_WRITE, _PRIVATE_ANONYMOUS = 3, 0x22
+# Room for C's `struct sigaction`.
+_SIGACTION_SIZE = 512
 
 
 def set_thread_counts(environment: Mapping[str, str]) -> None:
@@ -66,6 +69,26 @@ def _set_openblas(library: ctypes.CDLL, wanted: str) -> None:
     setter = next((one for one in setters if one is not None), None)
     if setter is not None and wanted.isdecimal():
         setter(max(1, min(int(wanted), os.cpu_count() or 1)))
+
+
+def signal_actions() -> dict[int, bytes]:
+    """Return what the kernel does at each signal, as C keeps it: `signal.getsignal` knows of no handler in C."""
+    found = {}
+    with contextlib.suppress(AttributeError):
+        libc = ctypes.CDLL(None)
+        for number in signal.valid_signals():
+            action = ctypes.create_string_buffer(_SIGACTION_SIZE)
+            if libc.sigaction(ctypes.c_int(number), None, action) == 0:
+                found[int(number)] = action.raw
+    return found
+
+
+def restore_signal_actions(earlier: Mapping[int, bytes]) -> None:
+    """Let the kernel do what `signal_actions` has returned."""
+    now = signal_actions()
+    for number, action in earlier.items():
+        if now[number] != action:
+            ctypes.CDLL(None).sigaction(ctypes.c_int(number), ctypes.create_string_buffer(action, len(action)), None)
 
 
 def _loaded_libraries() -> list[str]:

@@ -13,7 +13,7 @@ from ._channel import Channel
 from ._logs import LogTee, last_lines
 from ._port import is_of_spawned, is_port_clash
 from ._spawner_link import SpawnerLink
-from ._specs import GroupReport
+from ._specs import GroupReport, StopReason
 from ._start import Attempt, JobStart, Place
 
 # Seconds for a keeper or spawner to answer before it is woken, and again before it is killed.
@@ -40,6 +40,7 @@ class RunningJob:
         ranks_run: Whether they have been started, as far as that has to be waited for.
         keeper: The keeper's process; None: it has not answered yet.
         end_by: When the keeper has to be gone after an order to stop, monotonic seconds; None: no order.
+        stopped_for: Why it was ordered to stop.
         stopped_at: When the keeper was first seen to stand still, monotonic seconds; None: it does not.
         lost_at: When it had said its last word, or ended without one, monotonic seconds.
         report: The keeper's last word.
@@ -60,6 +61,7 @@ class RunningJob:
     ranks_run: bool = False
     keeper: _process.ProcessHandle | None = None
     end_by: float | None = None
+    stopped_for: str = ""
     stopped_at: float | None = None
     lost_at: float | None = None
     report: GroupReport | None = None
@@ -94,6 +96,7 @@ class RunningJob:
     def stop(self, detail: str, *, at_once: bool = False) -> None:
         """Have the group ended."""
         self.channel.send(_orders.Stop(at_once=at_once, detail=detail))
+        self.stopped_for = self.stopped_for or detail
         if self.keeper is not None:
             # A keeper that somebody stopped could not obey.
             self.keeper.send(signal.SIGCONT)
@@ -158,6 +161,9 @@ class RunningJob:
             marks["GROUP_RANK"] = str(self.node)
         found = _process.kill_marked(marks, _ANSWER_S)
         self.left |= bool(found)
+        if self.keeper is None and self.end_by is not None:
+            # It had not begun, and nobody killed a keeper.
+            self.report = GroupReport((), StopReason.ORDERED, None, self.stopped_for)
         return found
 
     def compare_configs(self) -> bool:

@@ -121,6 +121,41 @@ def test_a_forked_rank_is_like_a_new_interpreter(runner: Runner, how: list[str])
         assert json.loads(re.sub(unequal, "", json.dumps(forked))) == json.loads(re.sub(unequal, "", json.dumps(fresh)))
 
 
+EARLY = """
+import __main__, faulthandler, logging, os, signal, sys, time
+faulthandler.register(signal.SIGUSR1, file=sys.stderr)
+signal.signal(signal.SIGUSR2, lambda number, frame: print("signal", number))
+if open("/proc/self/comm").read() == "ddp-preloader\\n":
+    time.sleep(3)
+"""
+EARLY_BODY = """
+import logging, signal, threading, early
+print(early.__main__ is sys.modules["__main__"], early.__main__.main is main, early.__main__.__file__)
+print(threading.main_thread().native_id == os.getpid(), threading.main_thread().ident == threading.get_ident())
+print(logging.LogRecord("", 1, "", 1, "", (), None).relativeCreated < 2500)
+sys.stdout.flush()
+os.kill(os.getpid(), signal.SIGUSR1)
+os.kill(os.getpid(), signal.SIGUSR2)
+""".replace("\n", "\n    ")
+
+
+@pytest.mark.parametrize("how", [["app.py"], ["-m", "app"]], ids=["script", "module"])
+def test_what_a_module_has_got_hold_of_at_import(runner: Runner, how: list[str]) -> None:
+    """The program's `__main__`, handlers in C and Python, the main thread, the time of the start."""
+    write_app(runner, EARLY_BODY, early=EARLY)
+    logs = []
+    for preload in ("null", "[early,hydra]"):
+        ran = runner.python(*how, *launch(runner, preload, nproc=1))
+        assert ran.returncode == 0, ran.output
+        assert ("Preloaded: early, hydra" in ran.stdout) == (preload != "null")
+        logs.append(re.sub('^  File ".*\n', "", log_of(runner), flags=re.MULTILINE))
+        shutil.rmtree(runner.cwd / "sweep")
+    for log in logs:
+        first, *others = re.sub("0x[0-9a-f]+", "", log).splitlines()
+        assert first == f"True True {runner.cwd / 'app.py'}"
+        assert others == ["True True", "True", "Current thread  (most recent call first):", "signal 12"]
+
+
 WAYS = (
     *("well", "fail", "fail_twice", "code", "negative", "text", "none", "interrupt", "at_once", "signal", "syntax"),
     *("thread", "daemon", "busy", "hook", "at_exit", "stdout"),
@@ -546,6 +581,10 @@ def test_the_end_of_the_launching_process_while_modules_are_imported(runner: Run
     said = sweeping.end()
     assert time.monotonic() - stopped_at < 2 + NOISE_S
     assert "preload:" not in said
+    if number != signal.SIGKILL:
+        why = f"the job was ended because the launcher ordered it ({signal.Signals(number).name})"
+        assert why in " ".join(said.split())
+        assert "from outside" not in said
     runner.assert_nothing_left()
 
 
