@@ -66,7 +66,7 @@ LAYERS = (
     # One node's groups of a job.
     ("_running", "_hub", "_nodes", "_gathering", "_node"),
     ("config", "_settings", "_cluster", "_submitit", "_freeze", "_spool", "_outcome", "_failures"),
-    ("_entry", "_results", "_part", "_report", "_summary", "_board", "_rank", "_resume", "_books"),
+    ("_entry", "_results", "_part", "_report", "_summary", "_board", "_rank", "_resume", "_unnoted", "_books"),
     ("_setup", "_plan", "_describe", "_debug", "_job_return"),
     ("_line", "_restarts", "_progress"),
     (

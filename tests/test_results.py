@@ -104,6 +104,15 @@ def test_last_lines_of_a_job_that_is_debugged(paths: JobPaths) -> None:
             id="lingering",
         ),
         pytest.param(
+            report((1, 120), (0, 0)),
+            (GOOD, GOOD_ELSEWHERE),
+            (
+                "rank 1 ended with exit code 120, as its last output could not be written, after it had finished its "
+                "job: the results count",
+            ),
+            id="output that was lost",
+        ),
+        pytest.param(
             report((0, 0), (1, 0)),
             (Outcome(completed=True, note="the job called sys.exit(0): its value is None", run_id=RUN), GOOD_ELSEWHERE),
             ("the job called sys.exit(0): its value is None",),
@@ -190,6 +199,20 @@ def test_ranks_that_spawn_ranks(verdict: Callable[..., Verdict], words: str, npr
             "rank 0 failed with exit code 5",
             ("rank 0 failed with exit code 5; rank 1 was then ended by the launcher.",),
             id="a bad exit beats a good outcome",
+        ),
+        pytest.param(
+            report((0, 120), (1, -15, True), reason=RANK_FAILED, cause=0),
+            (None, None),
+            "rank 0 failed with exit code 120",
+            ("rank 1 was then ended by the launcher.", "Its last output could not be written"),
+            id="nothing stored, and output that was lost",
+        ),
+        pytest.param(
+            report((0, 120), (1, 1), reason=RANK_FAILED, cause=1),
+            (GOOD, failed()),
+            "rank 1: ValueError: broken",
+            (TRACEBACK.rstrip(),),
+            id="output that was lost is not what failed first",
         ),
         pytest.param(
             report((0, 0), (1, 0)),

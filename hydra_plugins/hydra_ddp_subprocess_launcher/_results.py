@@ -14,7 +14,7 @@ from ._logs import last_lines
 from ._peers import refresh_names
 from ._records import JobRecord
 from ._signals import describe_exit
-from ._specs import GroupReport, Outcome
+from ._specs import OUTPUT_LOST, GroupReport, Outcome
 from ._start import JobStart
 from ._words import counted, numbered
 
@@ -134,7 +134,10 @@ def _completed(report: GroupReport, outcome: Outcome | None) -> Verdict:
     assert outcome is not None
     warnings = [outcome.note] if outcome.note else []
     for ended in report.exits:
-        if ended.code != 0:
+        if ended.code == OUTPUT_LOST and not ended.stopped:
+            how = f"ended with {describe_exit(ended.code)}, as its last output could not be written,"
+            warnings.append(f"rank {ended.rank} {how} after it had finished its job: the results count")
+        elif ended.code != 0:
             why = "was ended by the launcher" if ended.stopped else f"ended with {describe_exit(ended.code)}"
             warnings.append(f"rank {ended.rank} {why} after every rank had finished its job: the results count")
     value, lost = value_of(outcome)
