@@ -251,7 +251,11 @@ class SubmittedBatch:
         except Exception as error:  # noqa: BLE001  (submitit reads what SLURM's commands print, and may not understand it)
             if not self._said_wrong:
                 self._said_wrong = True
-                _log.warning("The states of the jobs cannot be found out: %s: %s", type(error).__name__, error)
+                _log.warning(
+                    "The states of the jobs cannot be found out: %s: %s. Their files are watched",
+                    type(error).__name__,
+                    error,
+                )
             return "UNKNOWN"
 
     def _ended_from_outside(self, job: ClusterJob) -> Verdict:
@@ -305,7 +309,7 @@ class SubmittedBatch:
             job.gone_by = now + _CANCELLED_S if self._stopped_by is not None else math.inf
         self._cancel_at = now + _CANCEL_AGAIN_S if self._cluster.executor == "slurm" else math.inf
         if wrong := _submitit.cancel([job.handle for job in jobs]):
-            _log.error("The jobs could not be cancelled: %s", wrong)
+            _log.error("The jobs could not be cancelled: %s. See what is left: squeue --me", wrong)
         # The states are old now.
         self._asked_at = 0.0
 
