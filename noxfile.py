@@ -76,9 +76,9 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session(python=MAIN)
 def docs(session: nox.Session) -> None:
-    """What README and docs/ tell to type, their links, and the options."""
+    """What README and docs/ tell to type, their links, the options, and the messages."""
     session.install(".[submitit,timeline]", *TEST_NEEDS)
-    session.run("pytest", *SMALL, "tests/test_readme.py", "tests/test_docs.py")
+    session.run("pytest", *SMALL, "tests/test_readme.py", "tests/test_docs.py", "tests/test_messages.py")
 
 
 @nox.session(python=MAIN)

@@ -47,7 +47,8 @@ OTHERS = {
     *("lightning_ddp", "train_ddp_process_1", "hydra_zen", "max_failure_rate", "n_jobs", "device_count", "rank_0"),
     *("num_nodes", "env_set", "env_copy", "use_cache", "ddp_subprocess", "ddp_submitit_slurm", "ddp_submitit_local"),
     *("submitit_slurm", "submitit_local", "ddp_spawn", "ddp_notebook", "init_process_group", "on_multirun_", "on_job_"),
-    *("on_run_", "max_epochs", "num_processes", "mixed_precision", "sync_dist", "hydra_colorlog"),
+    *("on_run_", "max_epochs", "num_processes", "mixed_precision", "sync_dist", "hydra_colorlog", "ddp_rank"),
+    "api_key",
 }
 
 

@@ -220,7 +220,10 @@ def test_a_run_directory_that_looks_like_an_interpolation(name: str) -> None:
 def test_a_run_directory_that_cannot_be_resolved() -> None:
     """A run directory that cannot be resolved is this job's error, with its number and the reason."""
     config = job_config(sweep={"dir": "${nowhere}", "subdir": "0"})
-    with pytest.raises(FreezeError, match=r"(?s)run directory of job 4 .*cannot be resolved: .*nowhere"):
+    with pytest.raises(
+        FreezeError,
+        match=r"(?s)run directory of job 4 \(hydra.sweep.dir, hydra.sweep.subdir\) cannot be resolved: .*nowhere",
+    ):
         _freeze.freeze(config, 4)
 
 

@@ -57,6 +57,19 @@ def test_every_option_has_a_comment() -> None:
         assert lines[place - 1].lstrip().startswith("#"), name
 
 
+def test_no_option_is_dead() -> None:
+    """Each is used beyond its reading, a test of the whole sets it, and a page beside the list of options names it."""
+    package = ROOT / "hydra_plugins/hydra_ddp_subprocess_launcher"
+    used = [file for file in package.glob("*.py") if file.stem not in ("config", "_settings")]
+    pages = [page for page in (ROOT / "docs").glob("*.md") if page.stem != "options"]
+    where = {"used": used, "tested": (ROOT / "tests/integration").glob("*.py"), "documented": pages}
+    for what, files in where.items():
+        text = "".join(file.read_text(encoding="utf-8") for file in files)
+        suffix = "=" if what == "tested" else r"\b"
+        names = [*options(config.DDPSubprocessLauncherConf), "on_interrupt"]
+        assert [name for name in names if re.search(rf"\b{name}{suffix}", text) is None] == [], what
+
+
 def test_every_extra_is_named() -> None:
     """What can be installed beside the package stands in the README, in the form in which it is typed."""
     setup = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))

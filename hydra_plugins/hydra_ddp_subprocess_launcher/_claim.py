@@ -95,7 +95,7 @@ class Claim:
             if locked is None:
                 _log.warning(
                     "The file system of %s has no locks: a second sweep in that directory is only known by the process "
-                    "that is named in this file.",
+                    "that is named in this file. Start none from another machine.",
                     path,
                 )
             os.ftruncate(descriptor, 0)

@@ -104,7 +104,11 @@ class ClusterLink:
         except Exception as error:  # noqa: BLE001  (submitit reads what SLURM's commands print, and may not understand it)
             if not self._said_wrong:
                 self._said_wrong = True
-                _log.warning("The states of the jobs cannot be found out: %s: %s", type(error).__name__, error)
+                _log.warning(
+                    "The states of the jobs cannot be found out: %s: %s. Their files are watched",
+                    type(error).__name__,
+                    error,
+                )
             return "UNKNOWN"
 
     def cancel(self, jobs: Iterable[ClusterJob], why: str, now: float, gone_by: float = math.inf) -> None:
@@ -122,7 +126,7 @@ class ClusterLink:
             handles.append(job.handle)
         self._cancel_at = now + _CANCEL_AGAIN_S if self._cluster.executor == "slurm" else math.inf
         if wrong := _submitit.cancel(handles):
-            _log.error("The jobs could not be cancelled: %s", wrong)
+            _log.error("The jobs could not be cancelled: %s. See what is left: squeue --me", wrong)
         # The states are old now.
         self._asked_at = 0.0
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import sys
 import time
 from collections.abc import Mapping
+from types import TracebackType
 from typing import NoReturn
 
 from . import _orders, _results, _signals
@@ -138,5 +141,24 @@ def leave(number: int) -> NoReturn:
     """
     handler = signal.getsignal(number)
     if callable(handler):
-        handler(number, None)
+        try:
+            handler(number, None)
+        except KeyboardInterrupt as error:
+            _end_without_traceback(error)
+            raise
     raise SystemExit(128 + number)
+
+
+def _end_without_traceback(error: KeyboardInterrupt) -> None:
+    """Let Python end without its traceback if nobody catches this one: why the sweep ends has been said already.
+
+    Hydra lets it pass, and what was on the stack is Hydra's and ours. Who has a hook of his own keeps it.
+    """
+    if sys.excepthook is not sys.__excepthook__ or os.environ.get("HYDRA_FULL_ERROR") == "1":
+        return
+
+    def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        if value is not error:
+            sys.__excepthook__(kind, value, trace)
+
+    sys.excepthook = hook

@@ -179,10 +179,10 @@ def refuse_as_rank(environ: Mapping[str, str]) -> None:
     Raises:
         StartError: naming the variables that tell, and how to start instead.
     """
-    ours = [name for name in (PAYLOAD_DIGEST, JOB_NUM) if name in environ]
-    if ours:
+    variables = [name for name in (PAYLOAD_DIGEST, JOB_NUM) if name in environ]
+    if variables:
         raise StartError(
-            f"{ours[0]} is set: this process is a rank of a job, or was started by one, and launching from "
+            f"{variables[0]} is set: this process is a rank of a job, or was started by one, and launching from "
             "within it would start ranks of ranks. Start the sweep outside, or set hydra.launcher.allow_nested=true."
         )
     for names in (

@@ -27,7 +27,7 @@ from ._report import shown
 from ._restarts import Pause, Restarts
 from ._results import Verdict
 from ._resume import Decision
-from ._running import RunningJob
+from ._running import LEFT, RunningJob, who_is_left
 from ._setup import Sweep
 from ._spawner_link import SpawnerLink
 from ._specs import GroupReport, GroupSpec, StopReason
@@ -240,8 +240,7 @@ class Batch:
         self._debugging.restore_terminal()
         left = job.end_leftovers()
         if job.left:
-            which = " ".join(map(str, left)) or "of it"
-            _log.warning("#%d : a process (%s) cannot be ended, and may hold its devices", job.start.number, which)
+            _log.warning(LEFT, job.start.number, who_is_left(left))
         self._hub.remove(job)
         tell_for_keeper(job.start, 0, job.report)
         if self._sweep.gathering is not None:

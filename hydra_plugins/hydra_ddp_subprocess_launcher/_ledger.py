@@ -60,8 +60,9 @@ class Ledger:
         try:
             write_results(self._results, sorted(over, key=lambda job: job.number))
         except OSError as error:
+            why = error.strerror or error
             if not self._said:
-                _log.warning("%s cannot be written: %s", self._results, error.strerror or error)
+                _log.warning("%s cannot be written: %s. It is tried again when the next job ends", self._results, why)
             # Perhaps at the next job's end.
             self._said = True
         ended = time.monotonic()

@@ -19,7 +19,7 @@ from ._gathering import Gathering
 from ._hub import Hub
 from ._nodes import tell_for_keeper
 from ._peers import refresh_names
-from ._running import RunningJob
+from ._running import LEFT, RunningJob, who_is_left
 from ._start import Attempt, JobStart, Place, group_spec
 
 _log = logging.getLogger(__name__)
@@ -151,8 +151,7 @@ class Node:
             job.insist(time.monotonic())
         left = job.end_leftovers()
         if job.left:
-            which = " ".join(map(str, left)) or "of it"
-            _log.warning("#%d : a process (%s) cannot be ended, and may hold its devices", start.number, which)
+            _log.warning(LEFT, start.number, who_is_left(left))
         self._hub.remove(job)
         self._job = None
         tell_for_keeper(start, self.number, job.report)

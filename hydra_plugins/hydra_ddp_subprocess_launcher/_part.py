@@ -179,7 +179,9 @@ class _Part:
             try:
                 return self._folder.publish_end(end)
             except OSError as error:
-                _log.warning("The end of the job cannot be told: %s: %s", error.strerror, error.filename)
+                _log.warning(
+                    "The end of the job cannot be told: %s: %s. It is tried again", error.strerror, error.filename
+                )
                 time.sleep(_PUBLISH_INTERVAL_S)
         self._folder.publish_end(end)
         return None

@@ -166,7 +166,7 @@ def _callbacks(sweep: Sweep) -> bytes | None:
         return _pickling.dumps(sweep.context.callbacks, sweep.main)
     except Exception as error:  # noqa: BLE001  (a pickle can fail with anything)
         _log.warning(
-            "The callbacks cannot be pickled (%s: %s): ranks make new ones from the config, without their state.",
+            "The callbacks cannot be pickled (%s: %s). Ranks make new ones from the config, without their state.",
             type(error).__name__,
             error,
         )

@@ -162,7 +162,7 @@ class Progress:
     def finish(self) -> None:
         """Show what is left of the ranks' output, and the table of jobs that are over, unless more batches follow."""
         if not self._view.finish(self._screens.patience_s):
-            _log.warning("\nNobody read what was shown here for long: the rest of it is in the logs of the ranks alone")
+            _log.warning("\nNobody read what was shown here for long. The rest of it is in the logs of the ranks alone")
             self._screens.hurry()
         if self._stopped_by:
             jobs = [self._ledger.record.jobs[number] for number in self._overrides]

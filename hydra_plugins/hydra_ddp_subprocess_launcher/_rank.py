@@ -238,7 +238,8 @@ class _Rank:
     def _write_resolved_config(self, config: DictConfig) -> None:
         with _freeze.hydra_config(config):
             resolved = _freeze.resolved_values(config)
-        _files.write_text(self._paths.resolved_config(self._rank), json.dumps(resolved))
+        # Private, as it has what interpolations of the environment come to.
+        _files.write_private(self._paths.resolved_config(self._rank), json.dumps(resolved).encode())
 
     def _write_error_file(self, outcome: Outcome) -> None:
         # The format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler, for whoever reads it.

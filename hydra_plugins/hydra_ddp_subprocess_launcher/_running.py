@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from . import _files, _keeper, _orders, _process
@@ -15,6 +16,7 @@ from ._port import is_of_spawned, is_port_clash
 from ._spawner_link import SpawnerLink
 from ._specs import GroupReport, StopReason
 from ._start import Attempt, JobStart, Place
+from ._words import numbered
 
 # Seconds for a keeper or spawner to answer before it is woken, and again before it is killed.
 _ANSWER_S = 5.0
@@ -22,6 +24,11 @@ _ANSWER_S = 5.0
 _MOST_UNANSWERED = 3
 # Lines of rank 0's log in which to look for a port that was taken.
 _LAST_WORDS = 50
+# Number of a job, and which of its processes.
+LEFT = (
+    "#%d : %s of it cannot be ended, as where a disk or driver does not answer. What it holds is not given out before "
+    "it has gone"
+)
 
 
 @dataclass(eq=False)
@@ -209,6 +216,11 @@ class RunningJob:
         self.place.port.release()
         if self.keeper is not None:
             self.keeper.close()
+
+
+def who_is_left(pids: Sequence[int]) -> str:
+    """Return the processes of a job that cannot be ended; which they are may not be known."""
+    return numbered("process", pids) if pids else "a process"
 
 
 def config_difference(start: JobStart) -> str | None:

@@ -138,7 +138,8 @@ def _nodes(options: Mapping[str, Any], debug: bool) -> tuple[int, int]:
         return nnodes, node_rank
     if options["master_addr"] is None:
         raise OptionError(
-            f"hydra.launcher.nnodes={nnodes} needs hydra.launcher.master_addr: the name or address of the node with "
+            f"hydra.launcher.nnodes={nnodes} needs hydra.launcher.master_addr. Set it to the name or address of the "
+            "node with "
             "node_rank=0, as the other nodes know it."
         )
     if options["max_parallel_jobs"] not in (None, 1) or debug:

@@ -222,7 +222,8 @@ def _read_options(config: DictConfig, executor: str | None) -> tuple[LaunchSetti
     ignored = _environment.ignored_rendezvous(os.environ)
     if ignored:
         _log.warning(
-            "%s of the environment: ignored, each job gets a port of its own (hydra.launcher.master_addr, master_port)",
+            "%s of the environment: not used, each job gets a port of its own. For a fixed one set "
+            "hydra.launcher.master_addr and master_port",
             ", ".join(ignored),
         )
     return settings, cluster

@@ -49,16 +49,20 @@ class Summary:
         jobs = [job for number, job in ledger.record.jobs.items() if numbers is None or number in numbers]
         told = [job for job in jobs if job.state in _TOLD]
         if told:
-            _log.info("\n%s", shown("\n".join([results_table(told), *self.again(told)])))
+            _log.info(
+                "\n%s",
+                shown("\n".join([results_table(told), *self.again(told, stopped=bool(ledger.record.stopped_by))])),
+            )
 
-    def again(self, jobs: Sequence[JobRecord]) -> list[str]:
+    def again(self, jobs: Sequence[JobRecord], *, stopped: bool = False) -> list[str]:
         """Return lines with the commands that run just the failed ones of some jobs once more; none without a program.
 
         Args:
             jobs: Jobs that are over.
+            stopped: Whether the sweep was, so that there may be others, which wait.
         """
         failed = [job.overrides for job in jobs if job.state is JobState.FAILED]
-        skipped = not self.one_batch or any(job.state is JobState.NEVER_STARTED for job in jobs)
+        skipped = stopped or not self.one_batch or any(job.state is JobState.NEVER_STARTED for job in jobs)
         if not self.command or not failed:
             return []
         resume = None if not self.repeatable else "unfinished" if skipped else "failed"

@@ -238,7 +238,8 @@ def chosen_sweep(directory: str) -> SweepPaths:
         hint = f" There is one below it: {below.sweep_dir}" if below is not None else ""
         raise CommandError(
             f"There is no sweep in {paths.sweep_dir}: it has no .ddp/journal.jsonl, which "
-            f"hydra/launcher=ddp_subprocess writes into the sweep directory (hydra.sweep.dir).{hint}",
+            f"hydra/launcher=ddp_subprocess writes into the sweep directory (hydra.sweep.dir). Name another "
+            f"(-d DIR).{hint}",
             2,
         )
     return paths

@@ -29,6 +29,7 @@ from notes import (
     line_of,
     seconds_until,
     state_of,
+    write_talk,
 )
 from omegaconf import OmegaConf
 
@@ -450,6 +451,28 @@ def test_ctrl_c_in_job_2_of_5_is_no_failed_job(runner: Runner) -> None:
         assert code == 130, output
         assert job_folders(runner) == {"0", "1", "2"}
         assert notes.places("end") == [(0, 0), (0, 1), (1, 0), (1, 1)]
+        # It has said what has become of the jobs, and how to go on; where it was, is of no use to anybody.
+        assert "Stopped by SIGINT: 3 of 5 jobs did not complete" in output
+        *_, what, command = [line for line in output.splitlines() if line]
+        assert what == "Run what failed, and what was not run:" and "hydra.launcher.resume=unfinished" in command
+        assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("ending", ["caught", "HYDRA_FULL_ERROR", "hook"])
+def test_ctrl_c_is_a_keyboard_interrupt(runner: Runner, ending: str) -> None:
+    """It can be caught around `main()`; a hook of the program's own sees it; HYDRA_FULL_ERROR shows where it was."""
+    caught = "try:\n    main()\nexcept KeyboardInterrupt as error:\n    sys.exit(f'caught {type(error).__name__}')"
+    before = "sys.excepthook = lambda kind, *_: print('hook saw', kind.__name__)" if ending == "hook" else ""
+    app = write_talk(runner, before, program=caught if ending == "caught" else "main()")
+    argv = ["-m", "hydra/launcher=ddp_subprocess", "until=never", f"hydra.sweep.dir={runner.cwd / 'sweep'}"]
+    env = {"TALK_DIR": str(runner.cwd), **({ending: "1"} if ending == "HYDRA_FULL_ERROR" else {})}
+    with runner.start(sys.executable, app, *argv, env=env) as process:
+        runner.wait_until((runner.cwd / "ran.jsonl").exists, what="the job")
+        os.kill(process.pid, signal.SIGINT)
+        code, output = finish(process)
+    assert code == (1 if ending == "caught" else 130)
+    words = {"caught": "caught KeyboardInterrupt", "hook": "hook saw KeyboardInterrupt"}
+    assert words.get(ending, "Traceback") in output
 
 
 def test_user_signals_reach_every_rank_once(runner: Runner) -> None:

@@ -24,6 +24,36 @@ OVERLAP = ["+j0.r0=[note:here0,wait:here1]", "+j1.r0=[note:here1,wait:here0]"]
 # --- the variables
 
 
+def files_with(runner: Runner, text: bytes) -> set[str]:
+    """Return the names of the files of job 0 and of the sweep that have a text and may be read by others."""
+    files = [path for path in (runner.cwd / "sweep").rglob("*") if path.is_file() and path.stat().st_mode & 0o077]
+    return {path.name for path in files if text in path.read_bytes()}
+
+
+def test_where_a_secret_shows(runner: Runner) -> None:
+    """As docs/security.md has it: one of the shell nowhere, also when configs are compared; else in Hydra's files."""
+    shell, _ = behave(
+        runner,
+        "+password='${oc.env:API_TOKEN}'",
+        "hydra.launcher.check_config=error",
+        "+all=return:1",
+        env={"API_TOKEN": "hunter2"},
+    )
+    assert shell.returncode == 0, shell.output
+    assert b"hunter2" in (runner.cwd / "sweep/0/.ddp/config_0.json").read_bytes()
+    assert files_with(runner, b"hunter2") == set() and "hunter2" not in shell.output
+
+    shutil.rmtree(runner.cwd / "notes")
+    given, _ = behave(runner, "+hydra.job.env_set.API_TOKEN=hunter3", "+all=return:1")
+    assert given.returncode == 0, given.output
+    assert files_with(runner, b"hunter3") == {"multirun.yaml", "hydra.yaml"} and "hunter3" not in given.output
+
+    shutil.rmtree(runner.cwd / "notes")
+    typed, _ = behave(runner, "+api_key=hunter4", "+all=return:1")
+    ours, hydras = {"results.csv", "journal.jsonl", "job.json"}, {"multirun.yaml", "overrides.yaml", "config.yaml"}
+    assert files_with(runner, b"hunter4") == {*ours, *hydras, "hydra.yaml"} and "hunter4" in typed.output
+
+
 def test_a_rank_has_what_torchrun_sets(runner: Runner) -> None:
     """Every variable of torchrun is there with the value that torchrun would give it (H1, H5, D5, D6)."""
     ran, notes = behave(runner, nproc=3)
