@@ -12,6 +12,7 @@ import pytest
 from starts import job_start
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _nodes, _submitit
+from hydra_plugins.hydra_ddp_subprocess_launcher._choices import OnInterrupt
 from hydra_plugins.hydra_ddp_subprocess_launcher._cluster_job import ClusterJob
 from hydra_plugins.hydra_ddp_subprocess_launcher._cluster_link import ClusterLink
 from hydra_plugins.hydra_ddp_subprocess_launcher._files import JobPaths, make_job_folder, write_outcome
@@ -106,6 +107,34 @@ def test_a_cancellation_is_repeated(batch: Batch, monkeypatch: pytest.MonkeyPatc
     for second in range(1000, 1040):
         batch._ask(float(second))
     assert 3 <= len(cancelled) <= 5 and set(cancelled) == {1}
+
+
+@pytest.mark.parametrize(
+    ("error", "choice", "cancels"),
+    [
+        (KeyboardInterrupt(), OnInterrupt.cancel, True),
+        (SystemExit(143), OnInterrupt.cancel, True),
+        (KeyboardInterrupt(), OnInterrupt.leave, False),
+        (RuntimeError("a defect"), OnInterrupt.cancel, False),
+    ],
+)
+def test_an_error_of_the_launching_process(
+    batch: Batch,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: BaseException,
+    choice: OnInterrupt,
+    cancels: bool,
+) -> None:
+    """A signal cancels the jobs unless they are to be left; a defect of ours is no reason to lose them."""
+    cancelled: list[str] = []
+    monkeypatch.setattr(_submitit, "cancel", lambda handles: cancelled.extend(one.job_id for one in handles))
+    batch._cluster.on_interrupt = choice
+    batch._link.leave_for(error, [])
+    assert caplog.text == ""
+    batch._link.leave_for(error, batch._jobs.values())
+    assert cancelled == (["7_0"] if cancels else [])
+    assert ("Left on the cluster: 7_[0]" in caplog.text) != cancels
 
 
 def test_a_cancelled_job_is_waited_for_until_its_last_process_is_gone(
