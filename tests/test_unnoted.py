@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from starts import submitted
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _submitit, _submitting
+from hydra_plugins.hydra_ddp_subprocess_launcher import _submitting
 from hydra_plugins.hydra_ddp_subprocess_launcher._events import JobsAdded, JobSubmitted, SweepBegan
 from hydra_plugins.hydra_ddp_subprocess_launcher._journal import read_journal
 from hydra_plugins.hydra_ddp_subprocess_launcher._ledger import Ledger
@@ -132,10 +132,10 @@ def test_the_intent_is_noted_first(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_submitting, "_describe", lambda *_: sent)
-    monkeypatch.setattr(_submitit, "make_executor", lambda _cluster: SimpleNamespace(map_array=map_array))
     cluster = SimpleNamespace(executor="local", queue={"submitit_folder": "logs/%j"})
     sweep = SimpleNamespace(
         cluster=cluster,
+        executor=SimpleNamespace(map_array=map_array),
         settings=SimpleNamespace(code_changed=None),
         sources=SimpleNamespace(check=lambda _: None),
         ledger=SimpleNamespace(note=noted.append),

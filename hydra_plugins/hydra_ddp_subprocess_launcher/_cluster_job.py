@@ -14,7 +14,7 @@ from . import _results, _submitit
 from ._choices import OnConfigDifference
 from ._errors import JobFailedError
 from ._logs import LogTee, last_lines
-from ._nodes import JobEnd, JobFolder
+from ._nodes import JobEnd, JobFolder, StartFile
 from ._plan import PlannedJob
 from ._results import Verdict
 from ._running import config_difference
@@ -44,6 +44,7 @@ class ClusterJob:
         folder: Where its nodes tell how it fares.
         handle: Submitit's job.
         start: Its last start; None: it waits for its turn.
+        told_by: The file that told of that.
         tees: One a rank that is shown.
         state: The cluster's word for its state.
         since: When it had that state first, monotonic seconds.
@@ -56,6 +57,7 @@ class ClusterJob:
     folder: JobFolder
     handle: Any
     start: JobStart | None = None
+    told_by: StartFile | None = None
     tees: list[LogTee] = field(default_factory=list)
     state: str = "UNKNOWN"
     since: float = field(default_factory=time.monotonic)
@@ -65,8 +67,14 @@ class ClusterJob:
 
     def take_last_start(self) -> bool:
         """Take note of the start that its first node told of last; return whether that is news."""
-        start = self.folder.read_last_start()
-        if start is None or (self.start is not None and start.run_id == self.start.run_id):
+        told = self.folder.find_last_start()
+        if told is None or told == self.told_by:
+            return False
+        start = told.read()
+        if start is None:
+            return False
+        self.told_by = told
+        if self.start is not None and start.run_id == self.start.run_id:
             return False
         self.start, self.began_at = start, self.began_at or time.time()
         # It may depend on the id that it has there.

@@ -33,6 +33,32 @@ class JobEnd:
 
 
 @dataclass(frozen=True)
+class StartFile:
+    """A file that tells of a start. One that is equal need not be read again.
+
+    Attributes:
+        path: Absolute.
+        inode: Of the file, as it may be replaced.
+        changed_at: Nanoseconds, by the file server's clock.
+        size: In bytes.
+    """
+
+    path: str
+    inode: int
+    changed_at: int
+    size: int
+
+    def read(self) -> JobStart | None:
+        """Return the start; None: the file cannot be read."""
+        return _read_start(self.path)
+
+
+def _read_start(path: str) -> JobStart | None:
+    start = read_own_pickle(path)
+    return start if isinstance(start, JobStart) else None
+
+
+@dataclass(frozen=True)
 class JobFolder:
     """The folder of one job, on a file system that all its nodes see.
 
@@ -57,8 +83,7 @@ class JobFolder:
 
     def read_start(self, key: str) -> JobStart | None:
         """Return a start; None: it is not known yet."""
-        start = read_own_pickle(self._start(key))
-        return start if isinstance(start, JobStart) else None
+        return _read_start(self._start(key))
 
     @property
     def starts(self) -> int:
@@ -68,16 +93,16 @@ class JobFolder:
         except OSError:
             return 0
 
-    def read_last_start(self) -> JobStart | None:
-        """Return the start that was told of last; None: none is known yet."""
+    def find_last_start(self) -> StartFile | None:
+        """Return the file that told of a start last; None: none is known yet."""
         self.refresh()
         try:
-            names = [entry for entry in os.scandir(self.path) if entry.name.startswith(_START)]
-            last = max(names, key=lambda entry: entry.stat().st_mtime_ns, default=None)
+            entries = [entry for entry in os.scandir(self.path) if entry.name.startswith(_START)]
+            files = [(entry.path, entry.stat()) for entry in entries]
         except OSError:
             return None
-        start = None if last is None else read_own_pickle(last.path)
-        return start if isinstance(start, JobStart) else None
+        found = (StartFile(path, now.st_ino, now.st_mtime_ns, now.st_size) for path, now in files)
+        return max(found, key=lambda file: file.changed_at, default=None)
 
     def _start(self, key: str) -> str:
         return os.path.join(self.path, f"{_START}{key}.pkl")

@@ -65,6 +65,7 @@ class Sweep:
         footprint: What a dry run has to put back; None: this is none.
         gathering: The launching processes of a sweep on several nodes; None: it is on one, or starts nothing.
         cluster: What jobs ask of submitit; None: they run here.
+        executor: Submitit's executor; None: they run here, or nothing is submitted.
         preload: Of which ranks are forks; None: each is a new interpreter.
     """
 
@@ -85,6 +86,7 @@ class Sweep:
     footprint: Footprint | None
     gathering: Gathering | None
     cluster: Cluster | None
+    executor: Any
     preload: Preload | None
 
     @property
@@ -165,9 +167,8 @@ def prepare_sweep(
     if cluster is None:
         _check_nodes(settings, config)
     footprint = _footprint(config, paths.sweep_dir) if settings.dry_run else None
-    if cluster is not None and footprint is None:
-        # What submitit refuses, it refuses for all jobs.
-        make_executor(cluster)
+    # What submitit refuses, it refuses for all jobs.
+    submitit_executor = make_executor(cluster) if cluster is not None and footprint is None else None
     # Of several nodes the first one keeps the books.
     keeps_books = footprint is None and settings.node_rank == 0
     books = Books(None, Ledger(None), None)
@@ -197,6 +198,7 @@ def prepare_sweep(
         footprint,
         gathering,
         cluster,
+        submitit_executor,
         None if cluster is not None or footprint is not None else _preload(settings, entry),
     )
     if sweep.preload is not None:

@@ -46,7 +46,7 @@ def submit(sweep: Sweep, plans: Sequence[PlannedJob], folder: str) -> list[Clust
         _note_intent(sweep, plan, job.folder)
     try:
         with _submitit.outside_allocation(), _submitit.undisturbed(sweep.cluster):
-            handles = _submitit.make_executor(sweep.cluster).map_array(RunPart(), jobs)
+            handles = sweep.executor.map_array(RunPart(), jobs)
     except BaseException:
         # Some of them may be on the cluster all the same: they shall not run, as nobody knows of them.
         for job in jobs:
