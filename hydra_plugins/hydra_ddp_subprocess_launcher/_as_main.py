@@ -68,7 +68,8 @@ def run_main(program: Sequence[str]) -> None:
     except SystemExit:
         raise
     except BaseException:
-        sys.excepthook = _Hook(sys.excepthook)
+        if hasattr(sys, "excepthook"):
+            sys.excepthook = _Hook(sys.excepthook)
         raise
 
 

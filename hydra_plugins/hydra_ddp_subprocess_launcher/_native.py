@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import struct
@@ -89,6 +90,20 @@ def restore_signal_actions(earlier: Mapping[int, bytes]) -> None:
     for number, action in earlier.items():
         if now[number] != action:
             ctypes.CDLL(None).sigaction(ctypes.c_int(number), ctypes.create_string_buffer(action, len(action)), None)
+
+
+def freeze_all_but(kept: Sequence[object]) -> None:
+    """Let the collector leave alone what there is now, so that it need not be copied for having been looked at.
+
+    Args:
+        kept: These are a program's, whose last objects it finds only if it looks at them.
+    """
+    tracked = [one for one in kept if gc.is_tracked(one)]
+    for one in tracked:
+        ctypes.pythonapi.PyObject_GC_UnTrack(ctypes.py_object(one))
+    gc.freeze()
+    for one in tracked:
+        ctypes.pythonapi.PyObject_GC_Track(ctypes.py_object(one))
 
 
 def _loaded_libraries() -> list[str]:

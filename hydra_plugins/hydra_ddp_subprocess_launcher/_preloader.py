@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import NoReturn
 
-from . import _as_main, _forked, _importing, _process, _spawner
+from . import _as_main, _forked, _importing, _native, _process, _spawner
 from ._short_end import ShortEnd
 from ._signals import send_signal
 from ._specs import PreloaderSpec
@@ -73,9 +73,9 @@ def main(descriptor: int, launcher: int, output: int, errors: int) -> None:
 
 def _serve(descriptor: int, launcher: int, errors: int) -> _forked.RankStart:
     """Be a spawner; return in a forked rank alone."""
-    # What the collector leaves alone need not be copied for having been looked at.
+    main = sys.modules["__main__"]
     gc.collect()
-    gc.freeze()
+    _native.freeze_all_but([main, vars(main)])
     for stream in (sys.stdout, sys.stderr):
         # A module may have closed it, or put something else in its place.
         with contextlib.suppress(Exception):

@@ -121,6 +121,11 @@ def failed_before_start(error: Exception) -> Verdict:
     return Verdict(completed=False, value=error, cause=summary, block=f"{type(error).__name__}: {error}")
 
 
+def not_begun() -> Verdict:
+    """Return the verdict on a job that was handed to a spawner which did not take it up."""
+    return failed_before_start(JobFailedError("The process that was to start this job ended before it did so."))
+
+
 def skipped(why: str) -> Verdict:
     """Return the verdict on a job that is not run.
 

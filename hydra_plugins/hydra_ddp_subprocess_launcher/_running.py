@@ -78,6 +78,11 @@ class RunningJob:
     difference: str = ""
 
     @property
+    def begun(self) -> bool:
+        """Whether it is known to have had a keeper."""
+        return self.keeper is not None or self.report is not None
+
+    @property
     def over(self) -> bool:
         """Whether nothing of the job is alive."""
         return self.channel.lost and (self.buried or self.link.lost)
@@ -201,7 +206,7 @@ class RunningJob:
             return None
         last, most = self.attempt, self.start.group.max_restarts
         following = replace(last, number=last.number + 1)
-        if self.keeper is None and self.report is None and last.unanswered < _MOST_UNANSWERED:
+        if not self.begun and last.unanswered < _MOST_UNANSWERED:
             return replace(following, unanswered=last.unanswered + 1, why="lost before it had begun, starting again")
         if own_port and not last.port_clash and self.met_port_clash():
             why = f"port {self.place.port.number} was taken, starting again on another"

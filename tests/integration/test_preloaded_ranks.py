@@ -381,6 +381,7 @@ def test_an_import_that_ends_the_preloader(runner: Runner, module: str, words: s
     ran = runner.python(app, *launch(runner, "[good,bad]"), "x=1,2")
     assert ran.returncode == 0, ran.output
     assert f"preload: importing bad {words}. From now on each rank is a new interpreter" in " ".join(ran.stdout.split())
+    assert "from outside" not in ran.stdout
     assert [found(log_of(runner, job)) for job in (0, 1)] == [{"good": [False, True]}] * 2
 
 
