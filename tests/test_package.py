@@ -67,7 +67,7 @@ LAYERS = (
     ("_running", "_hub", "_nodes", "_gathering", "_node"),
     ("config", "_settings", "_cluster", "_submitit", "_freeze", "_spool", "_outcome", "_failures"),
     ("_entry", "_results", "_part", "_report", "_summary", "_board", "_rank", "_resume", "_unnoted", "_books"),
-    ("_setup", "_plan", "_describe", "_debug", "_job_return"),
+    ("_setup", "_prepare", "_plan", "_describe", "_debug", "_job_return"),
     ("_line", "_restarts", "_progress"),
     (
         "_ending",
