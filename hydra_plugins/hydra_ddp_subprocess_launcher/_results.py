@@ -125,8 +125,8 @@ def not_begun() -> Verdict:
     """Return the verdict on a job that was handed to a spawner which did not take it up."""
     return failed_before_start(
         JobFailedError(
-            "The process that was to start this job ended before it did so: somebody killed it, or the system, which has "
-            "little memory then (see dmesg). hydra.launcher.resume=failed runs the job again."
+            "The process that was to start this job ended before it did so: somebody killed it, or the system "
+            "for want of memory (see dmesg). hydra.launcher.resume=failed runs the job again."
         )
     )
 
