@@ -103,12 +103,14 @@ class FreshState:
         descriptors: Those that are open.
         handlers: Of each signal; None: one that was not set from Python.
         actions: Of each signal, as C keeps them.
+        mask: Signals that are blocked.
         variables: What the imports have set in the environment; None: removed.
     """
 
     descriptors: frozenset[int]
     handlers: Mapping[int, Callable[..., Any] | int | None]
     actions: Mapping[int, bytes]
+    mask: frozenset[int]
     variables: Mapping[str, str | None]
 
     @classmethod
@@ -122,7 +124,8 @@ class FreshState:
         now = dict(os.environ)
         changed = {name: now.get(name) for name in {*earlier, *now} if now.get(name) != earlier.get(name)}
         handlers = {int(number): signal.getsignal(number) for number in signal.valid_signals()}
-        return cls(frozenset(open_descriptors()) - but, handlers, _native.signal_actions(), changed)
+        mask = frozenset(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+        return cls(frozenset(open_descriptors()) - but, handlers, _native.signal_actions(), mask, changed)
 
 
 def become_rank(start: RankStart, state: FreshState, imports_said: int) -> None:
@@ -213,4 +216,4 @@ def _reset_signals(state: FreshState, ignored: tuple[int, ...]) -> None:
     _native.restore_signal_actions(state.actions)
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.pthread_sigmask(signal.SIG_SETMASK, state.mask)

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Collection, ItemsView, Iterable, Iterator, Sequence, ValuesView
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -128,10 +129,21 @@ def copied_fault(what: str, before: Collection[int]) -> str | None:
         return f"{what} starts a process, which would be shared"
     if any(signal.getitimer(timer)[0] for timer in _TIMERS):
         return f"{what} sets a timer, which a fork would not have"
+    if _has_shared_memory():
+        return f"{what} makes a lock of multiprocessing, or other shared memory, which all ranks would have in common"
     for descriptor in open_descriptors():
         if descriptor not in before and _has_state(descriptor):
             return f"{what} opens {_target_of(descriptor)}, which would be shared"
     return None
+
+
+def _has_shared_memory() -> bool:
+    """Return whether there is memory that a fork can write to as well, and no other process can find."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines():
+            if line.split()[1] == "rw-s" and line.endswith("(deleted)"):
+                return True
+    return False
 
 
 def _has_state(descriptor: int) -> bool:

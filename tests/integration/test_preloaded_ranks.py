@@ -124,6 +124,7 @@ def test_a_forked_rank_is_like_a_new_interpreter(runner: Runner, how: list[str])
 EARLY = """
 import __main__, faulthandler, logging, os, signal, sys, time
 faulthandler.register(signal.SIGUSR1, file=sys.stderr)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})
 signal.signal(signal.SIGUSR2, lambda number, frame: print("signal", number))
 if open("/proc/self/comm").read() == "ddp-preloader\\n":
     time.sleep(3)
@@ -131,6 +132,7 @@ if open("/proc/self/comm").read() == "ddp-preloader\\n":
 EARLY_BODY = """
 import logging, signal, threading, early
 print(early.__main__ is sys.modules["__main__"], early.__main__.main is main, early.__main__.__file__)
+print(*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))
 print(threading.main_thread().native_id == os.getpid(), threading.main_thread().ident == threading.get_ident())
 print(logging.LogRecord("", 1, "", 1, "", (), None).relativeCreated < 2500)
 sys.stdout.flush()
@@ -153,7 +155,13 @@ def test_what_a_module_has_got_hold_of_at_import(runner: Runner, how: list[str])
     for log in logs:
         first, *others = re.sub("0x[0-9a-f]+", "", log).splitlines()
         assert first == f"True True {runner.cwd / 'app.py'}"
-        assert others == ["True True", "True", "Current thread  (most recent call first):", "signal 12"]
+        assert others == [
+            str(int(signal.SIGWINCH)),
+            "True True",
+            "True",
+            "Current thread  (most recent call first):",
+            "signal 12",
+        ]
 
 
 WAYS = (
@@ -293,6 +301,10 @@ BAD = {
     "opens_socket": (
         "import socket\nF = socket.socket()",
         "preload: opens_socket is left out: importing it opens socket:[",
+    ),
+    "shares_lock": (
+        "import multiprocessing\nLOCK = multiprocessing.Lock()",
+        "preload: shares_lock is left out: importing it makes a lock of multiprocessing, or other shared memory, which",
     ),
     "copies_stdout": ("F = os.dup(1)", "preload: copies_stdout is left out: importing it opens "),
     "makes_folder": (
