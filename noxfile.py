@@ -61,6 +61,14 @@ def torch(session: nox.Session) -> None:
 
 
 @nox.session(python=MAIN)
+def preload(session: nox.Session) -> None:
+    """Hydra's suites, and what the ranks of a sweep are compared with, on preloaded ranks."""
+    session.install(*CONSTRAINTS, ".[dev,example]")
+    tests = session.posargs or ["tests/integration/test_hydra_suites.py", "tests/integration/test_differential.py"]
+    session.run("pytest", *tests, env={"LAUNCHER_TEST_PRELOAD": "auto"})
+
+
+@nox.session(python=MAIN)
 def coverage(session: nox.Session) -> None:
     """Coverage of all processes that the tests start."""
     session.install(*CONSTRAINTS, ".[dev,example]")

@@ -31,7 +31,6 @@ from timing import Command, Spread, intervals, resident_kib, rotated, run, signi
 from hydra_plugins.hydra_ddp_subprocess_launcher._events import JobEnded, JobStarted
 from hydra_plugins.hydra_ddp_subprocess_launcher._files import SweepPaths
 from hydra_plugins.hydra_ddp_subprocess_launcher._journal import read_events
-from hydra_plugins.hydra_ddp_subprocess_launcher.config import DDPSubprocessLauncherConf
 
 HERE = Path(__file__).parent
 TRAINING, TINY = str(HERE / "training_app.py"), str(HERE / "tiny_app.py")
@@ -277,8 +276,6 @@ CONTENDERS = (
 def missing() -> dict[str, str]:
     """Return why contenders cannot run here, by the start of the names of their series."""
     reasons = {}
-    if "preload" not in {field.name for field in dataclasses.fields(DDPSubprocessLauncherConf)}:
-        reasons["preloaded"] = "hydra.launcher.preload is not an option of this version"
     if importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher") is None:
         reasons["tiny job, joblib"] = "hydra-joblib-launcher is not installed"
     return reasons
