@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from documented import ROOT, text_of
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _failures
+from hydra_plugins.hydra_ddp_subprocess_launcher import _failures, _importing
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import StopReason
 
 PAGE = ROOT / "docs/errors.md"
@@ -59,19 +59,34 @@ def test_each_message_says_what_to_do(script: ModuleType) -> None:
     assert {said for said in short if HANDS_ON.search(said) is None} == ENOUGH
 
 
+def words_returned(file: str, function: str) -> list[str]:
+    """Return what stands for itself in the texts that a function returns."""
+    with open(file, encoding="utf-8") as opened:
+        tree = ast.parse(opened.read())
+    (found,) = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == function]
+    returned = [one.value for one in ast.walk(found) if isinstance(one, ast.Return)]
+    texts = [one.elts[0] if isinstance(one, ast.Tuple) else one for one in returned]
+    parts = [part for one in texts for part in (one.values if isinstance(one, ast.JoinedStr) else [one])]
+    words = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+    return [word.strip(" :,") for word in words]
+
+
+@pytest.mark.parametrize("function", ["import_module", "_copied_fault"])
+def test_why_a_module_cannot_be_shared_is_on_the_page(function: str) -> None:
+    """Each reason has a row on the page about fast start."""
+    page = text_of(ROOT / "docs/preload.md")
+    reasons = words_returned(_importing.__file__, function)
+    assert len(reasons) >= 3
+    assert [words for words in reasons if words not in page] == []
+
+
 def test_how_a_job_can_fail_is_on_the_page() -> None:
     """Each reason for which a keeper ends its group, and each sentence about a rank that failed, has a row."""
     page = text_of(PAGE)
     own_words = (StopReason.RANK_FAILED, StopReason.FAILURE_LINGERS, StopReason.START_FAILED, StopReason.LINGERING)
     for reason in set(StopReason) - set(own_words):
         assert f"the job was ended because {reason.value} |" in page, reason
-    with open(_failures.__file__, encoding="utf-8") as file:
-        tree = ast.parse(file.read())
-    (describe,) = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == "describe"]
-    returned = [one.value for one in ast.walk(describe) if isinstance(one, ast.Return)]
-    texts = [one.elts[0] for one in returned if isinstance(one, ast.Tuple)]
-    parts = [part for one in texts if isinstance(one, ast.JoinedStr) for part in one.values]
-    said = [part.value.strip(": ") for part in parts if isinstance(part, ast.Constant)]
+    said = words_returned(_failures.__file__, "describe")
     assert len(said) > 8
     for words in said:
         assert words in page.replace("(timeout_min)", ""), words
