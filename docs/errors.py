@@ -36,14 +36,23 @@ RETURNED = {
 # A message with fewer words of its own than these only hands on another one.
 LEAST_WORDS = 4
 SECTIONS = {
-    "Options": ("_settings", "_cluster", "_schedule", "_setup", "_devices", "_line", "_debug", "_locks", "_hub"),
+    "Options": ("_settings", "_cluster", "_schedule", "_prepare", "_devices", "_line", "_debug", "_locks", "_hub"),
     "How the sweep is started": ("_environment", "_machine", "_entry", "_program", "_rank", "_sources", "_footprint"),
-    "Directories and earlier runs": ("_claim", "_books", "_describe", "_files", "_journal", "_ledger", "_resume"),
+    "Directories and earlier runs": (
+        "_claim",
+        "_books",
+        "_describe",
+        "_files",
+        "_journal",
+        "_ledger",
+        "_resume",
+        "_unnoted",
+    ),
     "The config of a job": ("_freeze", "_plan"),
     "Ports": ("_port",),
     "Jobs": ("_jobs", "_results", "_ending", "_progress", "_summary", "_running", "_node", "_preload"),
     "Several nodes": ("_gathering", "_follower", "_part", "_nodes"),
-    "On a cluster": ("_submitit", "_submitted", "_submitting", "_cluster_job"),
+    "On a cluster": ("_submitit", "_submitted", "_submitting", "_cluster_link", "_cluster_job"),
     "hydra-ddp": ("_cli", "_following", "_status", "_stopping", "_timeline_picture", "_watching"),
 }
 HEAD = """\

@@ -15,10 +15,10 @@ import pytest
 from test_spawner import Job, is_alive, spec, wait_for_file
 
 from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
+from hydra_plugins.hydra_ddp_subprocess_launcher._node_file import tell_for_keeper
 from hydra_plugins.hydra_ddp_subprocess_launcher._orders import Forward, Preempt, Started, Stop
-from hydra_plugins.hydra_ddp_subprocess_launcher._peers import tell_for_keeper
 from hydra_plugins.hydra_ddp_subprocess_launcher._process import descendants
-from hydra_plugins.hydra_ddp_subprocess_launcher._spawner import KeeperEnded, SpawnerLink
+from hydra_plugins.hydra_ddp_subprocess_launcher._spawner_link import KeeperEnded, SpawnerLink
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, GroupSpec, Limits, Meeting, StopReason
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from hydra_plugins.hydra_ddp_subprocess_launcher._errors import OptionError
-from hydra_plugins.hydra_ddp_subprocess_launcher._freeze import KeptConfig
 from hydra_plugins.hydra_ddp_subprocess_launcher._line import Line
 from hydra_plugins.hydra_ddp_subprocess_launcher._schedule import Pool
+from hydra_plugins.hydra_ddp_subprocess_launcher._spool import KeptConfig
 
 NOTHING: Any = None
 
@@ -21,7 +21,7 @@ def line(pool: Pool, sizes: list[object]) -> Line:
 
     def take(overrides: list[str]) -> KeptConfig | None:
         size = sizes[int(overrides[0].removeprefix("job="))]
-        return None if size == "?" else KeptConfig(b"", NOTHING, size)
+        return None if size == "?" else KeptConfig(NOTHING, size)
 
     sweep: Any = SimpleNamespace(
         pool=pool,

@@ -28,6 +28,26 @@ def test_starts_and_the_end(tmp_path: Path) -> None:
     folder.refresh()
 
 
+def test_the_last_start(tmp_path: Path) -> None:
+    """Its file tells by its looks alone whether there is news."""
+    folder = JobFolder(str(tmp_path / "0"))
+    assert folder.find_last_start() is None
+    starts = [job_start("/run", 2, run_id) for run_id in ("first", "second", "again")]
+    folder.publish_start("0.0", starts[0])
+    first = folder.find_last_start()
+    assert first is not None and first.read() == starts[0]
+    assert folder.find_last_start() == first
+    os.utime(first.path, ns=(1, 1))
+    folder.publish_start("0.1", starts[1])
+    second = folder.find_last_start()
+    assert second is not None and second.read() == starts[1]
+    folder.publish_start("0.1", starts[2])
+    again = folder.find_last_start()
+    assert again is not None and again != second and again.read() == starts[2]
+    Path(again.path).write_text("torn")
+    assert again.read() is None
+
+
 def test_the_end_of_a_job_that_was_never_started(tmp_path: Path) -> None:
     folder = JobFolder(str(tmp_path / "0"))
     folder.publish_end(JobEnd(False, "it does not compose"))
@@ -67,7 +87,7 @@ def test_who_tells_for_a_keeper(
 ) -> None:
     """Only where it could not do so itself; and nothing is told of a job on one node."""
     said: list[GroupReport] = []
-    monkeypatch.setattr(_nodes._peers, "tell_for_keeper", lambda meeting, host, report: said.append(report))
+    monkeypatch.setattr(_nodes._node_file, "tell_for_keeper", lambda meeting, host, report: said.append(report))
     tell_for_keeper(job_start("/run", 1), 0, report)
     assert said == []
     tell_for_keeper(job_start("/run", 1, meeting=str(tmp_path)), 0, report)

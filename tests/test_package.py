@@ -35,7 +35,7 @@ LAYERS = (
         "_locks",
         "_nvml",
     ),
-    ("_peers", "_records", "_journal", "_claim", "_screen", "_streams"),
+    ("_node_file", "_peers", "_records", "_journal", "_claim", "_screen", "_streams"),
     (
         "_rules",
         "_company",
@@ -59,14 +59,15 @@ LAYERS = (
         "_submission",
         "_keeper",
         "_spawner",
+        "_spawner_link",
     ),
     # A spawner that has imported modules, and its end in the launching process.
     ("_forked", "_preloader", "_preload"),
     # One node's groups of a job.
     ("_running", "_hub", "_nodes", "_gathering", "_node"),
-    ("config", "_settings", "_cluster", "_submitit", "_freeze", "_outcome", "_failures"),
-    ("_entry", "_results", "_part", "_report", "_summary", "_board", "_rank", "_resume", "_books"),
-    ("_setup", "_plan", "_describe", "_debug"),
+    ("config", "_settings", "_cluster", "_submitit", "_freeze", "_spool", "_outcome", "_failures"),
+    ("_entry", "_results", "_part", "_report", "_summary", "_board", "_rank", "_resume", "_unnoted", "_books"),
+    ("_setup", "_prepare", "_plan", "_describe", "_debug", "_job_return"),
     ("_line", "_restarts", "_progress"),
     (
         "_ending",
@@ -74,6 +75,7 @@ LAYERS = (
         "_dry_run",
         "_follower",
         "_cluster_job",
+        "_cluster_link",
         "_submitting",
         "_submitted",
         "_dry_submission",
@@ -92,6 +94,7 @@ SMALL = {
     "_process",
     "_channel",
     "_orders",
+    "_node_file",
     "_peers",
     "_rules",
     "_company",
@@ -206,7 +209,7 @@ def test_processes_are_made_in_few_places() -> None:
     users = {name: {module for module in MODULES if name in imports(module)} for name in ("subprocess", "ctypes")}
     assert users["ctypes"] == {"_process", "_native", "_short_end"}
     # _entry asks subprocess for the interpreter's flags only, _submitit calls SLURM's commands.
-    assert users["subprocess"] == {"_process", "_spawner", "_preload", "_entry", "_submitit"}
+    assert users["subprocess"] == {"_process", "_spawner_link", "_preload", "_entry", "_submitit"}
     for file in MODULES.values():
         assert "shell=True" not in file.read_text(encoding="utf-8")
 

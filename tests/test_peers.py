@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._peers import BEAT_S, SILENT_S, Peers, refresh_names, tell_for_keeper
+from hydra_plugins.hydra_ddp_subprocess_launcher._node_file import tell_for_keeper
+from hydra_plugins.hydra_ddp_subprocess_launcher._peers import BEAT_S, SILENT_S, Peers, refresh_names
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, Meeting, RankExit, StopReason
 
 BEGAN = 1000.0

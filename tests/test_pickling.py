@@ -309,8 +309,7 @@ def test_local_pickles_keep_identity() -> None:
     """Classes and functions come back as the very same objects, also those that no name finds; values are copies."""
     made = make_dataclass("Made", [("a", int)])
     value: list[Any] = [made([1]), made, lambda: 3, importable, int, (made(2), made)]
-    local = LocalPickle()
-    back = local.loads(local.dumps(value))
+    back = LocalPickle.of(value).load()
     assert back[0] == value[0] and back[0] is not value[0] and back[0].a is not value[0].a
     assert type(back[0]) is made
     assert back[1] is made and back[2] is value[2] and back[3] is importable and back[4] is int
@@ -319,16 +318,14 @@ def test_local_pickles_keep_identity() -> None:
 
 def test_local_pickles_one_after_another() -> None:
     """Pickles can be loaded in any order, and more than once."""
-    local = LocalPickle()
     classes = [make_dataclass(f"Made{n}", [("a", int)]) for n in range(5)]
-    pickles = [local.dumps((cls, cls(n))) for n, cls in enumerate(classes)]
+    pickles = [LocalPickle.of((cls, cls(n))) for n, cls in enumerate(classes)]
     for number in (3, 0, 4, 0):
-        cls, value = local.loads(pickles[number])
+        cls, value = pickles[number].load()
         assert cls is classes[number] and value == cls(number)
 
 
 def test_a_local_pickle_keeps_what_it_names() -> None:
     """An object that only the pickle refers to stays alive, so that its place is never given to another one."""
-    local = LocalPickle()
-    data = [local.dumps(make_dataclass(f"Made{n}", [("a", int, n)])) for n in range(50)]
-    assert [local.loads(one)().a for one in data] == list(range(50))
+    pickles = [LocalPickle.of(make_dataclass(f"Made{n}", [("a", int, n)])) for n in range(50)]
+    assert [one.load()().a for one in pickles] == list(range(50))

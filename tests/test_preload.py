@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import selectors
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _as_main, _importing, _native, _preload
+from hydra_plugins.hydra_ddp_subprocess_launcher._hub import Hub
 from hydra_plugins.hydra_ddp_subprocess_launcher._preload import Preload, RankProgram
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupSpec, Limits
 
@@ -82,6 +84,45 @@ def test_a_preloader_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"RANK", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"} <= set(spec.varying)
 
 
+def test_preloaders_that_are_lost_again_and_again(caplog: pytest.LogCaptureFixture) -> None:
+    """After the third one the jobs do without, and a line says so once."""
+    preload = Preload(("torch",), PROGRAM, "CUDA_VISIBLE_DEVICES")
+    preload.begin(COMMON)
+    for _ in range(3):
+        link: Any = preload.link()
+        assert link is not None
+        link.ready_at, link.lost = 0.0, True
+    assert preload.link() is None
+    assert preload.link() is None
+    assert preload.admit(0, group()).program_at is None
+    assert len(FakeLink.made) == 3
+    assert caplog.messages == ["preload: its process was lost 3 times. From now on each rank is a new interpreter"]
+
+
+def test_a_preloader_that_ended_before_it_got_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The module that ended it is named, however early that was, and the job has another spawner."""
+    monkeypatch.undo()
+    (tmp_path / "bad.py").write_text("import os; os._exit(4)\n")
+    link = _preload.PreloaderLink(
+        RankProgram((sys.executable,), ("-m", "app"), str(tmp_path)),
+        _preload.PreloaderSpec(("bad",), ("-m", "app"), ()),
+        dict(os.environ),
+    )
+    link._process.wait()
+    with selectors.DefaultSelector() as selector, caplog.at_level(logging.WARNING):
+        hub = Hub(selector)
+        other, channel = hub.ask_for_keeper(0, (), link)
+        hub.wait(1)
+        channel.close()
+        hub.close()
+    assert other is not link
+    assert caplog.messages == [
+        "preload: importing bad ended the preloader: exit code 4. From now on each rank is a new interpreter"
+    ]
+
+
 def test_reads_of_the_environment_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However a module asks for a variable; who is named is the module that is being imported."""
     monkeypatch.syspath_prepend(tmp_path)
@@ -90,6 +131,10 @@ def test_reads_of_the_environment_are_seen(tmp_path: Path, monkeypatch: pytest.M
         "getenv": "os.getenv('RANK')",
         "contains": "'RANK' in os.environ",
         "default": "os.environ.setdefault('RANK', '0')",
+        "bytes": "os.environb.get(b'RANK')",
+        "getenvb": "os.getenvb(b'RANK')",
+        "copy": "os.environ.copy()",
+        "items": "[name for name, value in os.environ.items() if name.startswith('TQDM_')]",
         "later": "",
         "other": "os.environ.get('HOME')",
     }
@@ -99,10 +144,12 @@ def test_reads_of_the_environment_are_seen(tmp_path: Path, monkeypatch: pytest.M
     plain = type(os.environ)
     monkeypatch.setattr(_importing._process, "thread_count", lambda: 1)
     monkeypatch.setattr(_importing._process, "has_children", lambda: False)
+    # There is one, that of pytest-timeout.
+    monkeypatch.setattr(_importing, "_TIMERS", ())
     for name in asks:
-        fault = _importing.import_module(f"asks_{name}", {"RANK"})
+        fault = _importing.import_module(f"asks_{name}", {"RANK"}, ("app.py",))
         reason = f"asks_{name} reads RANK when it is imported, which each rank has with a value of its own"
-        assert fault == (None if name in ("later", "other") else reason)
+        assert fault == (None if name in ("items", "later", "other") else reason)
     assert type(os.environ) is plain
 
 

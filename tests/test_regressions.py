@@ -22,7 +22,7 @@ from hydra_plugins.hydra_ddp_subprocess_launcher._report import duration
 from hydra_plugins.hydra_ddp_subprocess_launcher._results import judge
 from hydra_plugins.hydra_ddp_subprocess_launcher._rules import GroupRules
 from hydra_plugins.hydra_ddp_subprocess_launcher._sources import stamp_sources
-from hydra_plugins.hydra_ddp_subprocess_launcher._spawner import SpawnerLink
+from hydra_plugins.hydra_ddp_subprocess_launcher._spawner_link import SpawnerLink
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, Limits, Outcome, RankExit, StopReason
 
 

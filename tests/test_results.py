@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import version
-from hydra.conf import HydraConf
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn, JobStatus
-from omegaconf import DictConfig, OmegaConf
 from starts import job_start
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _files, _results
 from hydra_plugins.hydra_ddp_subprocess_launcher._errors import JobFailedError, LauncherError, RankTraceback
 from hydra_plugins.hydra_ddp_subprocess_launcher._files import JobPaths
-from hydra_plugins.hydra_ddp_subprocess_launcher._results import LostValue, Verdict, judge, make_job_return
+from hydra_plugins.hydra_ddp_subprocess_launcher._results import LostValue, Verdict, judge
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, Outcome, RankExit, StopReason
 
 RUN = "run-1"
@@ -111,6 +104,15 @@ def test_last_lines_of_a_job_that_is_debugged(paths: JobPaths) -> None:
             id="lingering",
         ),
         pytest.param(
+            report((1, 120), (0, 0)),
+            (GOOD, GOOD_ELSEWHERE),
+            (
+                "rank 1 ended with exit code 120, as its last output could not be written, after it had finished its "
+                "job: the results count",
+            ),
+            id="output that was lost",
+        ),
+        pytest.param(
             report((0, 0), (1, 0)),
             (Outcome(completed=True, note="the job called sys.exit(0): its value is None", run_id=RUN), GOOD_ELSEWHERE),
             ("the job called sys.exit(0): its value is None",),
@@ -197,6 +199,20 @@ def test_ranks_that_spawn_ranks(verdict: Callable[..., Verdict], words: str, npr
             "rank 0 failed with exit code 5",
             ("rank 0 failed with exit code 5; rank 1 was then ended by the launcher.",),
             id="a bad exit beats a good outcome",
+        ),
+        pytest.param(
+            report((0, 120), (1, -15, True), reason=RANK_FAILED, cause=0),
+            (None, None),
+            "rank 0 failed with exit code 120",
+            ("rank 1 was then ended by the launcher.", "Its last output could not be written"),
+            id="nothing stored, and output that was lost",
+        ),
+        pytest.param(
+            report((0, 120), (1, 1), reason=RANK_FAILED, cause=1),
+            (GOOD, failed()),
+            "rank 1: ValueError: broken",
+            (TRACEBACK.rstrip(),),
+            id="output that was lost is not what failed first",
         ),
         pytest.param(
             report((0, 0), (1, 0)),
@@ -385,92 +401,6 @@ def test_failed_before_start() -> None:
     error = LauncherError("one\n  two")
     judged = _results.failed_before_start(error)
     assert judged == Verdict(completed=False, value=error, cause="one two", block="LauncherError: one\n  two")
-
-
-# --- JobReturn
-
-
-def job_config(**job: Any) -> DictConfig:
-    """Return a frozen job config with Hydra's own node."""
-    config = OmegaConf.create({"lr": 0.1, "name": "${hydra:job.name}", "hydra": OmegaConf.structured(HydraConf)})
-    config.hydra.overrides.task = ["lr=0.1"]
-    config.hydra.job.name = "app"
-    config.hydra.job.merge_with(job)
-    assert isinstance(config, DictConfig)
-    OmegaConf.set_struct(config, True)
-    return config
-
-
-def made(config: DictConfig | None, verdict: Verdict) -> JobReturn:
-    return make_job_return(["lr=0.1", "hydra.verbose=true"], config, "/run/0", "app", verdict)
-
-
-def test_a_job_return() -> None:
-    """The sweeper gets what the basic launcher gives: value, configs, overrides of the task, name, directory."""
-    config = job_config(chdir=False)
-    before = HydraConfig.instance().cfg
-    result = made(config, Verdict(completed=True, value=0.5))
-    assert HydraConfig.instance().cfg is before
-    assert result.status is JobStatus.COMPLETED and result.return_value == 0.5
-    assert (result.overrides, result.task_name, result.working_dir) == (["lr=0.1"], "app", os.getcwd())
-    assert result.cfg is not None and set(result.cfg) == {"lr", "name"}
-    assert OmegaConf.is_struct(result.cfg)
-    assert result.hydra_cfg is not None and result.hydra_cfg.hydra.job.name == "app"
-
-
-def test_hydras_part_is_moved() -> None:
-    """Hydra's part of the config stands alone and is read-only as Hydra's copy is, but is none: that takes long."""
-    config = job_config()
-    part = config.hydra
-    hydra_cfg = made(config, Verdict(completed=True, value=None)).hydra_cfg
-    assert isinstance(hydra_cfg, DictConfig)
-    assert hydra_cfg.hydra is part and part._get_root() is hydra_cfg
-    assert OmegaConf.is_readonly(part) and not OmegaConf.is_readonly(hydra_cfg)
-    assert pickle.loads(pickle.dumps(hydra_cfg)) == hydra_cfg
-
-
-@pytest.mark.parametrize(("chdir", "changes"), [(True, True), (False, False)])
-def test_the_working_directory(chdir: bool, changes: bool) -> None:
-    """The working directory is the run directory where the job changed into it."""
-    result = made(job_config(chdir=chdir), Verdict(completed=True, value=None))
-    assert result.working_dir == ("/run/0" if changes else os.getcwd())
-
-
-@pytest.mark.skipif(not hasattr(version, "base_at_least"), reason="Hydra 1.4 has one default for all programs")
-@pytest.mark.parametrize(("base_is_new", "changes"), [(False, True), (True, False)])
-def test_the_working_directory_by_default(monkeypatch: pytest.MonkeyPatch, base_is_new: bool, changes: bool) -> None:
-    """Where the option is null, the program's version_base decides, as in Hydra itself."""
-    monkeypatch.setattr(version, "base_at_least", lambda wanted: base_is_new)
-    result = made(job_config(chdir=None), Verdict(completed=True, value=None))
-    assert result.working_dir == ("/run/0" if changes else os.getcwd())
-
-
-def test_a_job_return_of_a_failed_job() -> None:
-    """A failed job's return raises the exception when its value is asked for."""
-    result = made(job_config(), Verdict(completed=False, value=KeyError("mine")))
-    assert result.status is JobStatus.FAILED
-    with pytest.raises(KeyError, match="mine"):
-        _ = result.return_value
-
-
-def test_a_job_that_did_not_compose() -> None:
-    """A job without a config still has its overrides and its error."""
-    result = made(None, Verdict(completed=False, value=ValueError("no such group")))
-    assert (result.overrides, result.cfg, result.hydra_cfg) == (["lr=0.1", "hydra.verbose=true"], None, None)
-    assert result.status is JobStatus.FAILED
-
-
-def test_unknown_remote_fields_are_left_out() -> None:
-    """Fields of another version of Hydra do not get into a JobReturn that lacks them."""
-    result = made(None, Verdict(completed=False, value=ValueError(), remote=(("no_such_field", 1), ("task_name", "t"))))
-    assert not hasattr(result, "no_such_field")
-    assert result.task_name == "t"
-
-
-def test_a_verdict_may_hold_anything() -> None:
-    """A value that cannot be copied is passed on as it is."""
-    lock = threading.Lock()
-    assert made(job_config(), Verdict(completed=True, value=lock)).return_value is lock
 
 
 # --- several nodes

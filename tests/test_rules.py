@@ -18,7 +18,7 @@ from hydra_plugins.hydra_ddp_subprocess_launcher._rules import (
     Action,
     GroupRules,
 )
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, Limits, RankExit, StopReason
+from hydra_plugins.hydra_ddp_subprocess_launcher._specs import OUTPUT_LOST, GroupReport, Limits, RankExit, StopReason
 
 BEGAN = 1000.0
 GRACE_S = 15.0
@@ -94,11 +94,11 @@ STEP_S = 0.0625
 
 def first_stop(order: Sequence[str], code: int) -> str:
     """Return the event that ends the group."""
-    bad = code != 0 or order.index("exit") < order.index("stored")
+    bad = code not in (0, OUTPUT_LOST) or order.index("exit") < order.index("stored")
     return next(event for event in order if event in ("deadline", "stop", "lost") or (event == "exit" and bad))
 
 
-@pytest.mark.parametrize("code", [0, 3, -9])
+@pytest.mark.parametrize("code", [0, OUTPUT_LOST, 3, -9])
 def test_every_order_of_events(code: int) -> None:
     """The first event that ends the group is its reason; later ones only bring the SIGKILL nearer."""
     for order in ORDERS:
@@ -188,6 +188,20 @@ def test_a_good_exit_without_an_outcome() -> None:
     """A program that leaves before the job is done has failed, also with exit code 0: the others would wait for it."""
     played = Played()
     assert played.exit(1, 1, 0) is Action.TERMINATE
+    assert (played.report.reason, played.report.cause) == (StopReason.RANK_FAILED, 1)
+
+
+def test_output_that_was_lost_at_the_end() -> None:
+    """A rank that had stored its outcome and could not write its last output has ended well; the others go on."""
+    played = Played()
+    played.stored(1, 1)
+    assert played.exit(2, 1, OUTPUT_LOST) is Action.WAIT
+    assert played.end_well(3, 0) is Action.TERMINATE
+    assert (played.report.reason, played.report.cause, played.report.finished) == (None, None, True)
+    played = Played()
+    played.rules.failure_stored(1, BEGAN + 1)
+    played.stored(1, 1)
+    assert played.exit(2, 1, OUTPUT_LOST) is Action.TERMINATE
     assert (played.report.reason, played.report.cause) == (StopReason.RANK_FAILED, 1)
 
 

@@ -17,7 +17,7 @@ import pytest
 from hydra_plugins.hydra_ddp_subprocess_launcher import _spawner
 from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
 from hydra_plugins.hydra_ddp_subprocess_launcher._orders import Started, Stop
-from hydra_plugins.hydra_ddp_subprocess_launcher._spawner import KeeperEnded, SpawnerLink
+from hydra_plugins.hydra_ddp_subprocess_launcher._spawner_link import KeeperEnded, SpawnerLink
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, GroupSpec, Limits, StopReason
 
 PATIENCE_S = 20.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from starts import job_start
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _submitit
+from hydra_plugins.hydra_ddp_subprocess_launcher import _nodes, _submitit
+from hydra_plugins.hydra_ddp_subprocess_launcher._choices import OnInterrupt
 from hydra_plugins.hydra_ddp_subprocess_launcher._cluster_job import ClusterJob
+from hydra_plugins.hydra_ddp_subprocess_launcher._cluster_link import ClusterLink
 from hydra_plugins.hydra_ddp_subprocess_launcher._files import JobPaths, make_job_folder, write_outcome
-from hydra_plugins.hydra_ddp_subprocess_launcher._nodes import JobEnd, JobFolder
+from hydra_plugins.hydra_ddp_subprocess_launcher._nodes import JobEnd, JobFolder, StartFile
 from hydra_plugins.hydra_ddp_subprocess_launcher._results import Verdict
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import Outcome
 from hydra_plugins.hydra_ddp_subprocess_launcher._submitted import SubmittedBatch
@@ -29,10 +31,8 @@ class Batch(SubmittedBatch):
         self.ended: dict[int, Verdict] = {}
         self.submitted: list[int] = []
         self._cluster: Any = SimpleNamespace(executor="slurm")
+        self._link = ClusterLink(self._cluster)
         self._sweep: Any = SimpleNamespace(settings=SimpleNamespace(check_config=None))
-        self._insisted_at = self._asked_at = 0.0
-        self._said_wrong = False
-        self._cancel_at = math.inf
         progress = SimpleNamespace(submitted=lambda plan, job_id, folder: self.submitted.append(plan.number))
         self._progress: Any = progress
         paths = SimpleNamespace(stderr=str(folder / "log.err"))
@@ -103,10 +103,38 @@ def test_a_cancellation_is_repeated(batch: Batch, monkeypatch: pytest.MonkeyPatc
     """`scancel` may come when SLURM does not answer."""
     cancelled: list[int] = []
     monkeypatch.setattr(_submitit, "cancel", lambda handles: cancelled.append(len(handles)))
-    batch._jobs[0].why, batch._cancel_at = "cancelled after SIGINT", 1010.0
+    batch._link.cancel(batch._jobs.values(), "cancelled after SIGINT", now=1000.0)
     for second in range(1000, 1040):
         batch._ask(float(second))
-    assert 2 <= len(cancelled) <= 4 and set(cancelled) == {1}
+    assert 3 <= len(cancelled) <= 5 and set(cancelled) == {1}
+
+
+@pytest.mark.parametrize(
+    ("error", "choice", "cancels"),
+    [
+        (KeyboardInterrupt(), OnInterrupt.cancel, True),
+        (SystemExit(143), OnInterrupt.cancel, True),
+        (KeyboardInterrupt(), OnInterrupt.leave, False),
+        (RuntimeError("a defect"), OnInterrupt.cancel, False),
+    ],
+)
+def test_an_error_of_the_launching_process(
+    batch: Batch,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: BaseException,
+    choice: OnInterrupt,
+    cancels: bool,
+) -> None:
+    """A signal cancels the jobs unless they are to be left; a defect of ours is no reason to lose them."""
+    cancelled: list[str] = []
+    monkeypatch.setattr(_submitit, "cancel", lambda handles: cancelled.extend(one.job_id for one in handles))
+    batch._cluster.on_interrupt = choice
+    batch._link.leave_for(error, [])
+    assert caplog.text == ""
+    batch._link.leave_for(error, batch._jobs.values())
+    assert cancelled == (["7_0"] if cancels else [])
+    assert ("Left on the cluster: 7_[0]" in caplog.text) != cancels
 
 
 def test_a_cancelled_job_is_waited_for_until_its_last_process_is_gone(
@@ -175,6 +203,24 @@ def test_all_ranks_had_completed(batch: Batch, tmp_path: Path) -> None:
     batch._ask(1000.0)
     batch._ask(1010.0)
     assert batch.ended[0].completed
+
+
+def test_a_start_is_read_once(batch: Batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With hundreds of jobs each round would read all of them."""
+    plan = dataclasses.make_dataclass("Plan", ["number", "frozen"], frozen=True)
+    frozen = dataclasses.make_dataclass("Frozen", ["run_dir"], frozen=True)
+    job = dataclasses.replace(batch._jobs[0], plan=plan(0, frozen("/planned")))
+    read: list[str] = []
+    monkeypatch.setattr(StartFile, "read", lambda told: read.append(told.path) or _nodes._read_start(told.path))
+    assert not job.take_last_start()
+    job.folder.publish_start("0.0", job_start("/of_7", 1, "first"))
+    assert [job.take_last_start() for _ in range(3)] == [True, False, False]
+    assert job.plan.frozen.run_dir == "/of_7"
+    os.utime(read[0], ns=(1, 1))
+    assert not job.take_last_start(), "the same one"
+    job.folder.publish_start("0.1", job_start("/of_7", 1, "second"))
+    assert [job.take_last_start() for _ in range(3)] == [True, False, False]
+    assert [Path(path).name for path in read] == ["start_0.0.pkl", "start_0.0.pkl", "start_0.1.pkl"]
 
 
 def test_queued_again(batch: Batch) -> None:

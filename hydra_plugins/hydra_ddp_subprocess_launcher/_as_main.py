@@ -37,22 +37,26 @@ def prepare_main(program: Sequence[str]) -> None:
     main = sys.modules["__main__"] = ModuleType("__main__")
     space = vars(main)
     space.update(__loader__=importlib.machinery.BuiltinImporter, __annotations__={}, __builtins__=builtins)
-    sys.argv[:] = ["-m", *program[2:]] if program[0] == "-m" else program
+    _set_arguments(program)
     if program[0] != "-m" and not _is_container(program[0]):
         compiled = program[0].endswith(".pyc")
         loader = importlib.machinery.SourcelessFileLoader if compiled else importlib.machinery.SourceFileLoader
         space.update(__file__=program[0], __cached__=None, __loader__=loader("__main__", program[0]))
 
 
+def _set_arguments(program: Sequence[str]) -> None:
+    sys.argv[:] = ["-m", *program[2:]] if program[0] == "-m" else program
+
+
 def run_main(program: Sequence[str]) -> None:
-    """Run a program to its end.
+    """Run a program to its end in the `__main__` that was prepared, which modules may have got hold of.
 
     What it raises is left to the interpreter, which knows all about exit codes, SystemExit and Ctrl-C.
 
     Raises:
         BaseException: whatever the program raises.
     """
-    prepare_main(program)
+    _set_arguments(program)
     run_module: Any = vars(runpy)["_run_module_as_main"]
     try:
         if program[0] == "-m":
@@ -64,7 +68,8 @@ def run_main(program: Sequence[str]) -> None:
     except SystemExit:
         raise
     except BaseException:
-        sys.excepthook = _Hook(sys.excepthook)
+        if hasattr(sys, "excepthook"):
+            sys.excepthook = _Hook(sys.excepthook)
         raise
 
 

@@ -20,6 +20,7 @@ from ._records import SweepRecord
 from ._resume import Earlier
 from ._settings import LaunchSettings
 from ._submitit import how_to_cancel, still_there
+from ._unnoted import find_unnoted
 from ._words import counted
 
 _log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def open_books(paths: SweepPaths, settings: LaunchSettings, cluster: Cluster | N
         StartError: when another sweep has the directory, or it cannot be used.
     """
     claim = _take_directory(paths, settings)
-    record, earlier = _earlier(paths, settings, cluster)
+    record, earlier = _earlier(paths, settings, cluster, fence=True)
     ledger = Ledger(paths, record)
     ledger.note(_beginning(settings, paths.sweep_dir))
     return Books(claim, ledger, earlier)
@@ -69,20 +70,21 @@ def read_books(paths: SweepPaths, settings: LaunchSettings, cluster: Cluster | N
     Raises:
         StartError: when they cannot be read.
     """
-    record, earlier = _earlier(paths, settings, cluster)
+    record, earlier = _earlier(paths, settings, cluster, fence=False)
     ledger = Ledger(None, record)
     ledger.note(_beginning(settings, paths.sweep_dir))
     return Books(None, ledger, earlier)
 
 
 def _earlier(
-    paths: SweepPaths, settings: LaunchSettings, cluster: Cluster | None
+    paths: SweepPaths, settings: LaunchSettings, cluster: Cluster | None, *, fence: bool
 ) -> tuple[SweepRecord | None, Earlier | None]:
     if settings.resume is None:
         return None, None
     record = _read_earlier(paths)
     if record is None:
         return None, None
+    find_unnoted(record, fence=fence)
     _refuse_jobs_of_other_launchers(record, cluster)
     return record, Earlier(record, settings.resume)
 
@@ -116,7 +118,9 @@ def _take_directory(paths: SweepPaths, settings: LaunchSettings) -> Claim:
         keep = settings.resume is not None
         recorded = [path for path in (paths.journal, paths.results) if os.path.exists(path) and not keep]
         if paths.journal in recorded:
-            _refuse_jobs_on_cluster(read_journal(paths.journal), paths.sweep_dir)
+            record = read_journal(paths.journal)
+            find_unnoted(record, fence=True)
+            _refuse_jobs_on_cluster(record, paths.sweep_dir)
         aside = move_aside(paths.folder, recorded)
     except OSError as error:
         why = error.strerror or str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
 from dataclasses import dataclass, field, replace
@@ -10,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from . import _results, _submitit
+from ._choices import OnConfigDifference
 from ._errors import JobFailedError
 from ._logs import LogTee, last_lines
-from ._nodes import JobEnd, JobFolder
+from ._nodes import JobEnd, JobFolder, StartFile
 from ._plan import PlannedJob
 from ._results import Verdict
+from ._running import config_difference
+from ._specs import GroupReport
 from ._start import JobStart
 
+_log = logging.getLogger(__name__)
 # Seconds for the file that tells of a job's end to become visible after the cluster says that the job has ended.
 _LATE_FILE_S = 15.0
 # States in which a job has been before it is queued again, and those in which its nodes had no say in its end.
@@ -26,6 +31,8 @@ _CUT_OFF_S = 3.0
 # Seconds after which a job that was preempted, and does not wait to run again, is given up.
 _PREEMPTED_S = 180.0
 _SHOWN_LINES = 20
+# The report of a group that nobody could report: all its ranks had stored that they completed.
+_FINISHED = GroupReport((), None, None, finished=True)
 
 
 @dataclass
@@ -37,6 +44,7 @@ class ClusterJob:
         folder: Where its nodes tell how it fares.
         handle: Submitit's job.
         start: Its last start; None: it waits for its turn.
+        told_by: The file that told of that.
         tees: One a rank that is shown.
         state: The cluster's word for its state.
         since: When it had that state first, monotonic seconds.
@@ -49,6 +57,7 @@ class ClusterJob:
     folder: JobFolder
     handle: Any
     start: JobStart | None = None
+    told_by: StartFile | None = None
     tees: list[LogTee] = field(default_factory=list)
     state: str = "UNKNOWN"
     since: float = field(default_factory=time.monotonic)
@@ -58,8 +67,14 @@ class ClusterJob:
 
     def take_last_start(self) -> bool:
         """Take note of the start that its first node told of last; return whether that is news."""
-        start = self.folder.read_last_start()
-        if start is None or (self.start is not None and start.run_id == self.start.run_id):
+        told = self.folder.find_last_start()
+        if told is None or told == self.told_by:
+            return False
+        start = told.read()
+        if start is None:
+            return False
+        self.told_by = told
+        if self.start is not None and start.run_id == self.start.run_id:
             return False
         self.start, self.began_at = start, self.began_at or time.time()
         # It may depend on the id that it has there.
@@ -102,12 +117,41 @@ class ClusterJob:
     def _has_gone(self) -> bool:
         return not _submitit.is_queued(self.handle)
 
-    def ended_from_outside(self, executor: str) -> Verdict:
+    def told_end(self, end: JobEnd, check_config: OnConfigDifference | None) -> Verdict:
+        """Return how it ended, as its first node has told it.
+
+        Args:
+            end: What that one told.
+            check_config: That option.
+        """
+        if end.start is not None:
+            return self._judge(end.report, end.start, check_config)
+        if self.start is not None and self._all_completed(self.start):
+            return self._judge(_FINISHED, self.start, check_config)
+        return _results.failed_before_start(JobFailedError(end.cause))
+
+    def _judge(self, report: GroupReport | None, start: JobStart, check_config: OnConfigDifference | None) -> Verdict:
+        difference = config_difference(start) if check_config is not None else None
+        if difference:
+            _log.warning("#%d : %s", self.plan.number, difference)
+        if difference and check_config is OnConfigDifference.error:
+            return _results.failed_before_start(JobFailedError(f"{difference} (check_config=error)"))
+        return _results.judge_safely(report, start)
+
+    def _all_completed(self, start: JobStart) -> bool:
+        outcomes = _results.read_outcomes(start)
+        return bool(outcomes) and all(outcome is not None and outcome.completed for outcome in outcomes)
+
+    def ended_from_outside(self, executor: str, check_config: OnConfigDifference | None) -> Verdict:
         """Return how it ended, of which the cluster alone tells.
 
         Args:
             executor: Submitit's name of the cluster.
+            check_config: That option.
         """
+        if self.start is not None and self._all_completed(self.start):
+            # Only the way out was cut off.
+            return self._judge(_FINISHED, self.start, check_config)
         if self.why and self.start is None:
             self._fence(self.why)
             return _results.skipped(self.why)

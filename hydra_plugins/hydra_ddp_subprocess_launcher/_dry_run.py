@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hydra.core.utils import JobReturn
@@ -16,6 +17,7 @@ from ._describe import describe_start, start_error
 from ._entry import ProgramEntry
 from ._errors import LauncherError
 from ._footprint import Footprint
+from ._job_return import make_job_return
 from ._line import Line
 from ._plan import PlannedJob
 from ._report import override_line, shown
@@ -55,13 +57,25 @@ def show_batch(
         footprint.restore()
     lines = [shell_comment(f"dry run: {rehearsal.summary}"), shell_comment(_HEADER)]
     lines += [line for job in jobs for line in job.lines]
-    if not sweep.has_basic_sweeper:
-        lines.append(shell_comment(_ENDS_HERE))
-    sys.stdout.write("".join(f"{shown(line)}\n" for line in lines))
-    sys.stdout.flush()
-    if not sweep.has_basic_sweeper:
-        raise SystemExit(0)
+    print_dry_run(sweep, lines)
     return [job.job_return for job in jobs]
+
+
+def print_dry_run(sweep: Sweep, lines: Sequence[str]) -> None:
+    """Print what a dry run shows of one batch.
+
+    Args:
+        sweep: The sweep.
+        lines: What to print, a line of the shell each.
+
+    Raises:
+        SystemExit: with 0, where the sweeper would go on from values that there are not.
+    """
+    ends_here = [] if sweep.has_basic_sweeper else [shell_comment(_ENDS_HERE)]
+    sys.stdout.write("".join(f"{shown(line)}\n" for line in (*lines, *ends_here)))
+    sys.stdout.flush()
+    if ends_here:
+        raise SystemExit(0)
 
 
 @dataclass(frozen=True)
@@ -129,9 +143,7 @@ class _Rehearsal:
             self._fail(plan.number, start_error(error, plan))
         else:
             verdict = _results.Verdict(completed=True, value=None)
-            job_return = _results.make_job_return(
-                plan.overrides, plan.config, plan.run_dir, self._sweep.task_name, verdict
-            )
+            job_return = make_job_return(plan.overrides, plan.config, plan.run_dir, verdict)
             self._shown[plan.number] = _ShownJob(lines, job_return)
         return place
 
@@ -140,9 +152,7 @@ class _Rehearsal:
         if decision is None or decision.verdict is None:
             return False
         line = shell_comment(f"job {plan.number}: {override_line(plan.overrides)}: is not run: {decision.why}")
-        job_return = _results.make_job_return(
-            plan.overrides, plan.config, plan.run_dir, self._sweep.task_name, decision.verdict
-        )
+        job_return = make_job_return(plan.overrides, plan.config, plan.run_dir, decision.verdict)
         self._shown[plan.number] = _ShownJob((line,), job_return)
         return True
 
@@ -150,7 +160,7 @@ class _Rehearsal:
         overrides = self._overrides[number]
         verdict = _results.failed_before_start(error)
         line = shell_comment(f"job {number}: {override_line(overrides)}: cannot start: {verdict.cause}")
-        job_return = _results.make_job_return(overrides, None, "", self._sweep.task_name, verdict)
+        job_return = make_job_return(overrides, None, "", verdict)
         self._shown[number] = _ShownJob((line,), job_return)
 
     def _job_lines(self, plan: PlannedJob, place: Place) -> tuple[str, ...]:

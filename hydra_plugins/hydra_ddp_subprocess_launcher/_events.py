@@ -62,16 +62,18 @@ class JobsAdded:
 
 @dataclass(frozen=True)
 class JobSubmitted:
-    """A job waits for its turn on a cluster: it was submitted, or queued again.
+    """A job waits for its turn on a cluster: it is about to be submitted, was submitted, or was queued again.
 
     Attributes:
         at: Unix time in seconds.
         job: Number of the job.
-        job_id: Its id there.
+        job_id: Its id there; empty: it is only about to be submitted.
         folder: Where its nodes tell how it fares, absolute.
         config_hash: SHA-256 of its own config, hexadecimal.
         executor: Submitit's name of the cluster.
-        planned_dir: Run directory that it will have, absolute.
+        planned_dir: Run directory that it will have, absolute; empty: that depends on an id which it has not yet.
+        submitit_folder: Where submitit puts the file by which the id is found, absolute, with submitit's marks, such as
+            `%j`; empty: the id is known.
     """
 
     at: float
@@ -81,6 +83,7 @@ class JobSubmitted:
     config_hash: str
     executor: str
     planned_dir: str
+    submitit_folder: str = ""
 
 
 @dataclass(frozen=True)

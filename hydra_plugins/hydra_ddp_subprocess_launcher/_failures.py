@@ -13,7 +13,7 @@ from ._files import JobPaths, write_private
 from ._port import is_of_spawned, says_taken
 from ._rules import FAILURE_LINGERS_S
 from ._signals import describe_exit
-from ._specs import GroupReport, Outcome, RankExit, StopReason
+from ._specs import OUTPUT_LOST, GroupReport, Outcome, RankExit, StopReason
 
 _SIGKILL = -9
 _LOST_PEER = re.compile(
@@ -67,7 +67,7 @@ def root_cause(report: GroupReport, outcomes: Sequence[Outcome | None], paths: J
             failures.append(Failure(rank, at, outcome.summary, outcome.traceback))
         elif outcome is None and error is not None:
             failures.append(error)
-        elif ended is not None and (ended.code != 0 or outcome is None) and not ended.stopped:
+        elif ended is not None and (not ended.reached_end or outcome is None) and not ended.stopped:
             failures.append(Failure(rank, exited_at))
     if not failures and report.cause is not None:
         return Failure(report.cause, report.began_at)
@@ -174,4 +174,5 @@ def describe(report: GroupReport, outcomes: Sequence[Outcome | None], failure: F
             "The program ended before or inside the job, for instance by os._exit(0), or never called the "
             "hydra.main function of this sweep.",
         )
-    return f"{name} failed with {describe_exit(code)}", ""
+    advice = "Its last output could not be written, as on a full disk." if code == OUTPUT_LOST else ""
+    return f"{name} failed with {describe_exit(code)}", advice

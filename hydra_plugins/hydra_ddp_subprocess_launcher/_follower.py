@@ -14,6 +14,7 @@ from ._ending import leave
 from ._entry import rank_command
 from ._errors import JobFailedError, LauncherError, StartError
 from ._gathering import Gathering
+from ._job_return import make_job_return
 from ._node import Node
 from ._nodes import JobEnd, JobFolder
 from ._port import ReservedPort, check_other_node
@@ -58,8 +59,7 @@ class Follower:
                     verdict = self._follow(number, tuple(overrides))
                     if self._node.stopping:
                         break
-                    task_name = self._sweep.task_name
-                    returns.append(_results.make_job_return(overrides, None, "", task_name, verdict))
+                    returns.append(make_job_return(overrides, None, "", verdict))
         finally:
             self._sweep.gate.close()
         if self._node.stopped_by is not None:

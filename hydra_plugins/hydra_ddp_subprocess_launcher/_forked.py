@@ -9,6 +9,8 @@ import contextlib
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -100,11 +102,15 @@ class FreshState:
     Attributes:
         descriptors: Those that are open.
         handlers: Of each signal; None: one that was not set from Python.
+        actions: Of each signal, as C keeps them.
+        mask: Signals that are blocked.
         variables: What the imports have set in the environment; None: removed.
     """
 
     descriptors: frozenset[int]
     handlers: Mapping[int, Callable[..., Any] | int | None]
+    actions: Mapping[int, bytes]
+    mask: frozenset[int]
     variables: Mapping[str, str | None]
 
     @classmethod
@@ -118,7 +124,8 @@ class FreshState:
         now = dict(os.environ)
         changed = {name: now.get(name) for name in {*earlier, *now} if now.get(name) != earlier.get(name)}
         handlers = {int(number): signal.getsignal(number) for number in signal.valid_signals()}
-        return cls(frozenset(open_descriptors()) - but, handlers, changed)
+        mask = frozenset(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+        return cls(frozenset(open_descriptors()) - but, handlers, _native.signal_actions(), mask, changed)
 
 
 def become_rank(start: RankStart, state: FreshState, imports_said: int) -> None:
@@ -141,6 +148,7 @@ def become_rank(start: RankStart, state: FreshState, imports_said: int) -> None:
     _forget_missing_folders()
     _process.name_process(os.path.basename(start.argv[0])[:15])
     _native.show_command(start.argv, start.environment)
+    _begin_anew()
     _draw_new_randomness()
     _native.set_thread_counts(os.environ)
     _reset_signals(state, start.inherited.ignored)
@@ -176,6 +184,18 @@ def _forget_missing_folders() -> None:
             del sys.path_importer_cache[path]
 
 
+def _begin_anew() -> None:
+    """Let modules know that this is another process, which has just begun."""
+    thread, logging = threading.main_thread(), sys.modules.get("logging")
+    if hasattr(thread, "_set_native_id"):
+        # Before 3.13 only a thread that starts has it set.
+        thread._set_native_id()
+    began = getattr(logging, "_startTime", None)
+    if began is not None:
+        # For `%(relativeCreated)d`: seconds, and since 3.13 nanoseconds.
+        vars(logging)["_startTime"] = time.time_ns() if isinstance(began, int) else time.time()
+
+
 def _draw_new_randomness() -> None:
     """Let this process have random states of its own; Python's `random` sees to itself."""
     torch, numpy, processes = (sys.modules.get(name) for name in ("torch", "numpy.random", "multiprocessing.process"))
@@ -193,6 +213,7 @@ def _reset_signals(state: FreshState, ignored: tuple[int, ...]) -> None:
         if handler is not None and signal.getsignal(number) != handler:
             with contextlib.suppress(OSError, ValueError):
                 signal.signal(number, handler)
+    _native.restore_signal_actions(state.actions)
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.pthread_sigmask(signal.SIG_SETMASK, state.mask)

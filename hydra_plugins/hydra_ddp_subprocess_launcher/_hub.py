@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from ._channel import Channel
 from ._errors import StartError
 from ._running import RunningJob
-from ._spawner import MOST_HELD, SpawnerLink
+from ._spawner_link import MOST_HELD, SpawnerLink
 from ._words import counted
 
 # Of the descriptors that a keeper holds, those that are no locks: the claim, and a terminal.

@@ -6,11 +6,18 @@ The preloader imports this module, so it imports the standard library only.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import importlib
 import os
+import shutil
+import signal
+import stat
 import sys
+import tempfile
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, ItemsView, Iterable, Iterator, Sequence, ValuesView
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -25,10 +32,16 @@ _WITH_HYDRA = (
     "hydra.core.override_parser.overrides_parser",
     *(f"{__package__}.{name}" for name in ("_files", "_freeze", "_outcome", "_pickling", "_program", "_tasks")),
 )
+_IMPORTING = "importing it"
 _OPENS_CUDA = "nvidia-uvm"
+# Who goes through all variables looks for others, as tqdm does, which torch imports.
+_LISTING = (ItemsView.__iter__.__code__, ValuesView.__iter__.__code__)
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+# Letters of an error's message that are told.
+_LONGEST_MESSAGE = 500
 
 
-def import_module(name: str, varying: Collection[str]) -> str | None:
+def import_module(name: str, varying: Collection[str], program: Sequence[str]) -> str | None:
     """Import a module that shall be shared; return what speaks against that, None: nothing.
 
     After a fault this process is not to be used any further.
@@ -36,45 +49,124 @@ def import_module(name: str, varying: Collection[str]) -> str | None:
     Args:
         name: Of the module.
         varying: Names of the variables that each rank has with a value of its own.
+        program: What ranks run.
     """
     readers: list[tuple[str, str]] = []
-    with _watched_environment(varying, readers):
+    cwd, before = os.getcwd(), open_descriptors()
+    with _watched_environment(varying, readers), _watched_folders() as folders:
         try:
             importlib.import_module(name)
             if name == "hydra":
                 for part in _WITH_HYDRA:
                     importlib.import_module(part)
         except BaseException as error:  # noqa: BLE001  (a module may end the process, too)
-            return f"importing it fails: {type(error).__name__}: {error}"
-    if readers:
-        module, variable = readers[0]
+            fault: str | None = f"importing it fails: {type(error).__name__}: {_message_of(error)}"
+        else:
+            fault = _reader_fault(readers) or copied_fault(_IMPORTING, before)
+            fault = fault or _changed_fault(cwd, folders) or _program_fault(program)
+    if fault is not None:
+        os.chdir(cwd)
+        for timer in _TIMERS:
+            signal.setitimer(timer, 0)
+        for folder in folders:
+            # Who made it is not there any more at the end, to remove it.
+            shutil.rmtree(folder, ignore_errors=True)
+    return fault
+
+
+def _reader_fault(readers: Sequence[tuple[str, str]]) -> str | None:
+    for module, variable in readers:
         return f"{module} reads {variable} when it is imported, which each rank has with a value of its own"
-    return _copied_fault()
+    return None
 
 
-def _copied_fault() -> str | None:
-    """Return what a fork of this process would lack, or share; None: nothing."""
+def _changed_fault(cwd: str, folders: Iterable[str]) -> str | None:
+    """Return what each rank should do for itself; None: nothing."""
+    for folder in filter(os.path.isdir, folders):
+        return f"{_IMPORTING} makes the temporary folder {folder}, which would be shared"
+    if os.getcwd() != cwd:
+        return f"{_IMPORTING} changes the working directory"
+    return None
+
+
+def _program_fault(program: Sequence[str]) -> str | None:
+    """Return whether the program is a module that is there now: `python -m` warns of that; None: it is not."""
+    if program[0] != "-m":
+        return None
+    module = program[1]
+    name = f"{module}.__main__" if hasattr(sys.modules.get(module), "__path__") else module
+    return f"{_IMPORTING} imports the program itself ({name})" if name in sys.modules else None
+
+
+def _message_of(error: BaseException) -> str:
+    """Return its message in one line that can be sent and shown."""
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001  (it is a module's own)
+        return "its message cannot be made"
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in message).split())
+    # The launching process shows it on a stream of the same encoding.
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    line = line.encode(encoding, "backslashreplace").decode(encoding)
+    return line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]}..."
+
+
+def copied_fault(what: str, before: Collection[int]) -> str | None:
+    """Return what a fork of this process would lack, or share; None: nothing.
+
+    Args:
+        what: Has brought it about.
+        before: Descriptors that were open before.
+    """
     count = _process.thread_count()
     if count > 1:
         names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
         which = f" ({', '.join(names)})" if names else ""
-        return f"importing it starts {counted(count - 1, 'thread')}{which}, which a fork would not have"
+        return f"{what} starts {counted(count - 1, 'thread')}{which}, which a fork would not have"
     if _cuda_is_initialised():
-        return "importing it initialises CUDA, which a fork could not use"
+        return f"{what} initialises CUDA, which a fork could not use"
     if _process.has_children():
-        return "importing it starts a process, which would be shared"
+        return f"{what} starts a process, which would be shared"
+    if any(signal.getitimer(timer)[0] for timer in _TIMERS):
+        return f"{what} sets a timer, which a fork would not have"
+    if _has_shared_memory():
+        return f"{what} makes a lock of multiprocessing, or other shared memory, which all ranks would have in common"
+    for descriptor in open_descriptors():
+        if descriptor not in before and _has_state(descriptor):
+            return f"{what} opens {_target_of(descriptor)}, which would be shared"
     return None
+
+
+def _has_shared_memory() -> bool:
+    """Return whether there is memory that a fork can write to as well, and no other process can find."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines():
+            if line.split()[1] == "rw-s" and line.endswith("(deleted)"):
+                return True
+    return False
+
+
+def _has_state(descriptor: int) -> bool:
+    """Return whether what one process does with an open file makes a difference to others that have it."""
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        # At the end of a log it makes none.
+        appends = os.O_WRONLY | os.O_APPEND
+        return fcntl.fcntl(descriptor, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND) != appends
+    return not stat.S_ISCHR(mode) and not stat.S_ISDIR(mode)
+
+
+def _target_of(descriptor: int) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    return "a file"
 
 
 def _cuda_is_initialised() -> bool:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return True
-    for entry in open_descriptors():
-        with contextlib.suppress(OSError):
-            if os.path.basename(os.readlink(f"/proc/self/fd/{entry}")) == _OPENS_CUDA:
-                return True
-    return False
+    return any(os.path.basename(_target_of(number)) == _OPENS_CUDA for number in open_descriptors())
 
 
 def open_descriptors() -> list[int]:
@@ -97,17 +189,39 @@ def _watched_environment(varying: Collection[str], readers: list[tuple[str, str]
     plain: Any = type(os.environ)
 
     class Watched(plain):  # type: ignore[misc]
-        def __getitem__(self, key: str) -> Any:
-            if key in varying:
-                readers.append((_importing_module(sys._getframe(1)), key))
+        def __getitem__(self, key: Any) -> Any:
+            name = os.fsdecode(key) if isinstance(key, bytes) else key
+            reader = sys._getframe(1)
+            if name in varying and reader.f_code not in _LISTING:
+                readers.append((_importing_module(reader), name))
             return super().__getitem__(key)
 
-    environ: Any = os.environ
-    environ.__class__ = Watched
+    both: tuple[Any, ...] = (os.environ, os.environb)
+    for environ in both:
+        environ.__class__ = Watched
     try:
         yield
     finally:
-        environ.__class__ = plain
+        for environ in both:
+            environ.__class__ = plain
+
+
+@contextlib.contextmanager
+def _watched_folders() -> Iterator[list[str]]:
+    """Return the temporary folders that are made while the block runs: its maker removes one at the end."""
+    folders: list[str] = []
+    plain: Any = tempfile.mkdtemp
+
+    @functools.wraps(plain)
+    def mkdtemp(*args: Any, **kwargs: Any) -> Any:
+        folders.append(plain(*args, **kwargs))
+        return folders[-1]
+
+    tempfile.mkdtemp = mkdtemp
+    try:
+        yield folders
+    finally:
+        tempfile.mkdtemp = plain
 
 
 def _importing_module(frame: FrameType | None) -> str:

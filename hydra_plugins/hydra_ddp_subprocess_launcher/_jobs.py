@@ -7,7 +7,6 @@ import selectors
 import time
 
 from hydra.core.utils import JobReturn
-from omegaconf import DictConfig
 
 from . import _environment, _results, _signals
 from ._choices import OnConfigDifference
@@ -17,6 +16,7 @@ from ._ending import HEARD, Ending
 from ._errors import JobFailedError, LauncherError, StartError
 from ._freeze import sweep_env_set
 from ._hub import Hub
+from ._job_return import make_job_return
 from ._line import Line
 from ._logs import LOOK_INTERVAL_S
 from ._nodes import JobEnd, tell_for_keeper
@@ -29,7 +29,7 @@ from ._results import Verdict
 from ._resume import Decision
 from ._running import LEFT, RunningJob, who_is_left
 from ._setup import Sweep
-from ._spawner import SpawnerLink
+from ._spawner_link import SpawnerLink
 from ._specs import GroupReport, GroupSpec, StopReason
 from ._start import Attempt, JobStart, Place
 from ._words import counted
@@ -97,7 +97,7 @@ class Batch:
         while self._line.waiting or self._hub.running or self._restarts:
             self._ending.act_on(arrived.take())
             for number in self._ending.give_up():
-                self._finish(number, None, "", None, self._ending.too_many_failures())
+                self._finish(number, None, None, self._ending.too_many_failures())
             self._start_again()
             started = self._start_next()
             self._wait(ready=started or self._line.has_work)
@@ -116,7 +116,7 @@ class Batch:
         error = self._start(plan, devices, plan.first_attempt)
         if error is not None:
             self._line.job_ended(plan.number)
-            self._finish(plan.number, plan.config, plan.run_dir, None, _results.failed_before_start(error))
+            self._finish(plan.number, plan, None, _results.failed_before_start(error))
         return True
 
     def _start_again(self) -> None:
@@ -138,11 +138,11 @@ class Batch:
         if verdict is None and self._ending.gave_up:
             verdict = self._ending.too_many_failures()
         if verdict is not None:
-            self._finish(plan.number, plan.config, plan.run_dir, None, verdict)
+            self._finish(plan.number, plan, None, verdict)
         return verdict is not None
 
     def _fail(self, number: int, error: Exception) -> None:
-        self._finish(number, None, "", None, _results.failed_before_start(error))
+        self._finish(number, None, None, _results.failed_before_start(error))
 
     def _start(self, plan: PlannedJob, devices: tuple[str, ...], attempt: Attempt) -> Exception | None:
         """Start a job on its devices; return why it could not be."""
@@ -250,7 +250,7 @@ class Batch:
             refresh_names(job.start.paths.folder)
         self._compare_configs(job)
         plan = self._plans.pop(job.start.number)
-        verdict = _results.judge_safely(job.report, job.start)
+        verdict = _results.judge_safely(job.report, job.start) if job.begun else _results.not_begun()
         again = None
         if not self._ending.starts_none:
             again = job.next_attempt(verdict.completed, own_port=self._sweep.settings.master_port is None)
@@ -268,14 +268,13 @@ class Batch:
 
     def _end_for_good(self, plan: PlannedJob, attempt: Attempt, verdict: Verdict) -> None:
         self._line.job_ended(plan.number)
-        self._finish(plan.number, plan.config, plan.run_dir, time.monotonic() - attempt.since, verdict)
+        self._finish(plan.number, plan, time.monotonic() - attempt.since, verdict)
 
-    def _finish(
-        self, number: int, config: DictConfig | None, run_dir: str, seconds: float | None, verdict: Verdict
-    ) -> None:
-        self._returns[number] = _results.make_job_return(
-            self._overrides[number], config, run_dir, self._sweep.task_name, verdict
-        )
+    def _finish(self, number: int, plan: PlannedJob | None, seconds: float | None, verdict: Verdict) -> None:
+        if plan is None:
+            self._returns[number] = make_job_return(self._overrides[number], None, "", verdict)
+        else:
+            self._returns[number] = make_job_return(plan.overrides, plan.config, plan.run_dir, verdict, plan.kept)
         if self._sweep.gathering is not None:
             self._sweep.gathering.publish_end(number, JobEnd(verdict.completed, verdict.cause))
         self._progress.ended(number, verdict, seconds)

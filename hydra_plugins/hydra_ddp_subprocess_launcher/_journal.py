@@ -111,10 +111,11 @@ def _parsed_lines(path: str) -> Iterator[Event | None]:
         # The sweep directory may have been moved, or copied.
         elif isinstance(event, JobStarted | JobKept) and event.run_dir.startswith(written_in + os.sep):
             event = dataclasses.replace(event, run_dir=sweep_dir + event.run_dir[len(written_in) :])
-        elif isinstance(event, JobSubmitted) and event.folder.startswith(written_in + os.sep):
-            event = dataclasses.replace(event, folder=sweep_dir + event.folder[len(written_in) :])
-            if event.planned_dir.startswith(written_in + os.sep):
-                event = dataclasses.replace(event, planned_dir=sweep_dir + event.planned_dir[len(written_in) :])
+        elif isinstance(event, JobSubmitted):
+            names = ("folder", "planned_dir", "submitit_folder")
+            below = {name: path for name in names if (path := getattr(event, name)).startswith(written_in + os.sep)}
+            moved: dict[str, Any] = {name: sweep_dir + path[len(written_in) :] for name, path in below.items()}
+            event = dataclasses.replace(event, **moved)
         yield event
 
 

@@ -10,13 +10,13 @@ from omegaconf import OmegaConf
 
 from . import _environment, _machine
 from ._errors import OptionError
-from ._freeze import KeptConfig
 from ._plan import PlannedJob, compose_job, plan_job
 from ._report import override_line
 from ._resume import Decision
 from ._schedule import Schedule
 from ._settings import read_nproc
 from ._setup import Sweep
+from ._spool import KeptConfig
 from ._words import counted
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
+import signal
 import struct
 import sys
 from collections.abc import Mapping, Sequence
@@ -33,6 +35,8 @@ _NO_DESCRIPTOR = -1
 # Places in /proc/self/stat, counted behind name and state: code, stack, data, heap.
 _STAT_CODE, _STAT_STACK, _STAT_DATA, _STAT_HEAP = slice(22, 24), 24, slice(41, 43), 43
 _READ_WRITE, _PRIVATE_ANONYMOUS = 3, 0x22
+# Room for C's `struct sigaction`.
+_SIGACTION_SIZE = 512
 
 
 def set_thread_counts(environment: Mapping[str, str]) -> None:
@@ -66,6 +70,40 @@ def _set_openblas(library: ctypes.CDLL, wanted: str) -> None:
     setter = next((one for one in setters if one is not None), None)
     if setter is not None and wanted.isdecimal():
         setter(max(1, min(int(wanted), os.cpu_count() or 1)))
+
+
+def signal_actions() -> dict[int, bytes]:
+    """Return what the kernel does at each signal, as C keeps it: `signal.getsignal` knows of no handler in C."""
+    found = {}
+    with contextlib.suppress(AttributeError):
+        libc = ctypes.CDLL(None)
+        for number in signal.valid_signals():
+            action = ctypes.create_string_buffer(_SIGACTION_SIZE)
+            if libc.sigaction(ctypes.c_int(number), None, action) == 0:
+                found[int(number)] = action.raw
+    return found
+
+
+def restore_signal_actions(earlier: Mapping[int, bytes]) -> None:
+    """Let the kernel do what `signal_actions` has returned."""
+    now = signal_actions()
+    for number, action in earlier.items():
+        if now[number] != action:
+            ctypes.CDLL(None).sigaction(ctypes.c_int(number), ctypes.create_string_buffer(action, len(action)), None)
+
+
+def freeze_all_but(kept: Sequence[object]) -> None:
+    """Let the collector leave alone what there is now, so that it need not be copied for having been looked at.
+
+    Args:
+        kept: These are a program's, whose last objects it finds only if it looks at them.
+    """
+    tracked = [one for one in kept if gc.is_tracked(one)]
+    for one in tracked:
+        ctypes.pythonapi.PyObject_GC_UnTrack(ctypes.py_object(one))
+    gc.freeze()
+    for one in tracked:
+        ctypes.pythonapi.PyObject_GC_Track(ctypes.py_object(one))
 
 
 def _loaded_libraries() -> list[str]:

@@ -7,7 +7,7 @@ import os
 import pickle
 from dataclasses import dataclass
 
-from . import _machine, _peers
+from . import _machine, _node_file, _peers
 from ._files import read_own_pickle, write_private
 from ._specs import GroupReport, Meeting, StopReason
 from ._start import JobStart
@@ -30,6 +30,32 @@ class JobEnd:
     cause: str = ""
     start: JobStart | None = None
     report: GroupReport | None = None
+
+
+@dataclass(frozen=True)
+class StartFile:
+    """A file that tells of a start. One that is equal need not be read again.
+
+    Attributes:
+        path: Absolute.
+        inode: Of the file, as it may be replaced.
+        changed_at: Nanoseconds, by the file server's clock.
+        size: In bytes.
+    """
+
+    path: str
+    inode: int
+    changed_at: int
+    size: int
+
+    def read(self) -> JobStart | None:
+        """Return the start; None: the file cannot be read."""
+        return _read_start(self.path)
+
+
+def _read_start(path: str) -> JobStart | None:
+    start = read_own_pickle(path)
+    return start if isinstance(start, JobStart) else None
 
 
 @dataclass(frozen=True)
@@ -57,8 +83,7 @@ class JobFolder:
 
     def read_start(self, key: str) -> JobStart | None:
         """Return a start; None: it is not known yet."""
-        start = read_own_pickle(self._start(key))
-        return start if isinstance(start, JobStart) else None
+        return _read_start(self._start(key))
 
     @property
     def starts(self) -> int:
@@ -68,16 +93,16 @@ class JobFolder:
         except OSError:
             return 0
 
-    def read_last_start(self) -> JobStart | None:
-        """Return the start that was told of last; None: none is known yet."""
+    def find_last_start(self) -> StartFile | None:
+        """Return the file that told of a start last; None: none is known yet."""
         self.refresh()
         try:
-            names = [entry for entry in os.scandir(self.path) if entry.name.startswith(_START)]
-            last = max(names, key=lambda entry: entry.stat().st_mtime_ns, default=None)
+            entries = [entry for entry in os.scandir(self.path) if entry.name.startswith(_START)]
+            files = [(entry.path, entry.stat()) for entry in entries]
         except OSError:
             return None
-        start = None if last is None else read_own_pickle(last.path)
-        return start if isinstance(start, JobStart) else None
+        found = (StartFile(path, now.st_ino, now.st_mtime_ns, now.st_size) for path, now in files)
+        return max(found, key=lambda file: file.changed_at, default=None)
 
     def _start(self, key: str) -> str:
         return os.path.join(self.path, f"{_START}{key}.pkl")
@@ -119,4 +144,4 @@ def tell_for_keeper(start: JobStart, node: int, report: GroupReport | None) -> N
         return
     meeting = Meeting(start.meeting, node, start.group.nnodes)
     with contextlib.suppress(OSError):
-        _peers.tell_for_keeper(meeting, _machine.host(), report or GroupReport((), StopReason.KEEPER_LOST, None))
+        _node_file.tell_for_keeper(meeting, _machine.host(), report or GroupReport((), StopReason.KEEPER_LOST, None))

@@ -10,23 +10,19 @@ Keepers import this module, so it imports the standard library only.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import stat
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ._specs import GroupReport, Meeting, RankExit, StopReason
+from ._node_file import NodeFile, path_of, read_first_failure, report_of
+from ._specs import GroupReport, Meeting, StopReason
 
 # Seconds between two signs of life, and without one until a node counts as lost: an NFS server that restarts keeps all
 # nodes waiting for a minute and more, and dead ranks are mostly noticed by their peers long before.
 BEAT_S = 5.0
 SILENT_S = 120.0
-# Its content is the number of the node whose group failed first. Made exclusively, as nodes have different clocks.
-_FIRST_FAILURE = "first_failure"
-_GROWING = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 
 
 @dataclass
@@ -62,7 +58,7 @@ class Peers:
         now: Monotonic seconds.
 
     Raises:
-        OSError: when the folder cannot be written.
+        OSError: when the folder cannot be written, or another process takes itself for this node.
     """
 
     def __init__(self, meeting: Meeting, host: str, now: float) -> None:
@@ -72,18 +68,7 @@ class Peers:
         self._failed_here = False
         self._beat_at = now
         self._looked_at = now
-        # One that could not say how its group fares rather counts as lost.
-        self._mute = False
-        os.makedirs(meeting.folder, exist_ok=True)
-        # One that is there is another process's that takes itself for this node.
-        self._file = os.open(self._path(meeting.node), _GROWING | os.O_EXCL, 0o600)
-        self._say("here", host=host)
-
-    def _path(self, node: int) -> str:
-        return _path(self._meeting.folder, node)
-
-    def _say(self, word: str, **facts: object) -> None:
-        _add_line(self._file, self._path(self._meeting.node), word, **facts)
+        self._own = NodeFile(meeting, host)
 
     # What this node tells
 
@@ -92,21 +77,11 @@ class Peers:
         if self._failed_here:
             return
         self._failed_here = True
-        with self._muted_by_errors():
-            _claim_first_failure(self._meeting)
-            self._say("failing", **_as_json(report))
+        self._own.tell_failure(report)
 
     def tell_end(self, report: GroupReport) -> None:
         """Tell that no process of this node's group is left."""
-        with self._muted_by_errors():
-            self._say("ended", **_as_json(report))
-
-    @contextlib.contextmanager
-    def _muted_by_errors(self) -> Any:
-        try:
-            yield
-        except OSError:
-            self._mute = True
+        self._own.tell_end(report)
 
     # What the others tell
 
@@ -117,17 +92,16 @@ class Peers:
             for node in self._others:
                 node.heard_at = now
         self._looked_at = now
-        if now >= self._beat_at and not self._mute:
+        if now >= self._beat_at:
             self._beat_at = now + BEAT_S
-            with contextlib.suppress(OSError):
-                os.utime(self._file)
+            self._own.touch()
         # Also of one whose group has ended: while it waits for the others, it may have to give up.
         for node in self._others:
             with contextlib.suppress(OSError):
                 self._read(node, now)
 
     def _read(self, node: _Node, now: float) -> None:
-        with open(self._path(node.number), "rb") as file:
+        with open(path_of(self._meeting.folder, node.number), "rb") as file:
             touched = os.fstat(file.fileno()).st_mtime_ns
             file.seek(node.read)
             lines = file.read()
@@ -193,9 +167,9 @@ class Peers:
         for node in self._others:
             hosts[node.number] = node.said.get("here", {}).get("host", "")
             if "ended" in node.said:
-                reports[node.number] = _from_json(node.said["ended"])
+                reports[node.number] = report_of(node.said["ended"])
             if "failing" in node.said:
-                failing[node.number] = _from_json(node.said["failing"])
+                failing[node.number] = report_of(node.said["failing"])
         exits = [ended for report in reports.values() for ended in report.exits]
         whole = replace(
             own,
@@ -222,17 +196,15 @@ class Peers:
         return replace(whole, reason=next((report.reason for report in reports.values() if report.reason), None))
 
     def _first_failure(self, failing: dict[int, GroupReport]) -> int | None:
-        with contextlib.suppress(OSError, ValueError):
-            with open(os.path.join(self._meeting.folder, _FIRST_FAILURE), encoding="ascii") as file:
-                first = int(file.read())
-            if first in failing:
-                return first
+        first = read_first_failure(self._meeting.folder)
+        if first in failing:
+            return first
         own_causes = [node for node, report in failing.items() if report.reason is not StopReason.NODE_FAILED]
         return min(own_causes or failing, default=None)
 
     def close(self) -> None:
         """Give no more signs of life."""
-        os.close(self._file)
+        self._own.close()
 
 
 def refresh_names(folder: str) -> None:
@@ -240,62 +212,3 @@ def refresh_names(folder: str) -> None:
     with contextlib.suppress(OSError):
         # A change of the folder, if only in name, brings the news of all others.
         os.chmod(folder, stat.S_IMODE(os.stat(folder).st_mode))
-
-
-def tell_for_keeper(meeting: Meeting, host: str, report: GroupReport) -> None:
-    """Tell in the place of a keeper that cannot, such as one that was killed, that its group has failed and ended.
-
-    Args:
-        meeting: Where the others are told.
-        host: Name of this node.
-        report: Why the group has ended.
-
-    Raises:
-        OSError: when the folder cannot be written.
-    """
-    os.makedirs(meeting.folder, exist_ok=True)
-    path = _path(meeting.folder, meeting.node)
-    file = os.open(path, _GROWING, 0o600)
-    try:
-        _claim_first_failure(meeting)
-        # What it was about to write may lack its end.
-        os.write(file, b"\n")
-        _add_line(file, path, "here", host=host)
-        _add_line(file, path, "failing", **_as_json(report))
-        _add_line(file, path, "ended", **_as_json(report))
-    finally:
-        os.close(file)
-
-
-def _path(folder: str, node: int) -> str:
-    return os.path.join(folder, f"node_{node}.jsonl")
-
-
-def _add_line(file: int, path: str, word: str, **facts: object) -> None:
-    line = (json.dumps({word: facts}) + "\n").encode()
-    try:
-        if os.write(file, line) < len(line):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.fsync(file)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from None
-
-
-def _claim_first_failure(meeting: Meeting) -> None:
-    try:
-        first = os.open(os.path.join(meeting.folder, _FIRST_FAILURE), _GROWING | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return
-    os.write(first, str(meeting.node).encode())
-    os.close(first)
-
-
-def _as_json(report: GroupReport) -> dict[str, Any]:
-    exits = [[ended.rank, ended.code, ended.after_s, ended.stopped] for ended in report.exits]
-    return {**vars(report), "exits": exits, "reason": report.reason.name if report.reason is not None else None}
-
-
-def _from_json(facts: dict[str, Any]) -> GroupReport:
-    exits: Sequence[Sequence[Any]] = facts["exits"]
-    reason = StopReason[facts["reason"]] if facts["reason"] is not None else None
-    return GroupReport(**{**facts, "exits": tuple(RankExit(*one) for one in exits), "reason": reason, "hosts": ()})

@@ -6,7 +6,9 @@ import io
 import marshal
 import pickle
 import sys
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import IO, Any
 
@@ -99,53 +101,56 @@ def program_namespace(task_function: Any) -> Mapping[str, Any]:
     return names if names.get("__name__") == _MAIN else vars(sys.modules[_MAIN])
 
 
+@dataclass(frozen=True)
 class LocalPickle:
-    """Pickle objects to bytes and back within this process; classes and functions stay the very same objects.
+    """An object, pickled and compressed, for this process; classes and functions stay the very same objects.
 
     By value they would come back as copies, or worse, overwrite the live ones.
+
+    Attributes:
+        data: The pickle, which names classes and functions by their place in `objects`.
+        objects: Those, each once.
     """
 
-    def __init__(self) -> None:
-        self._kept = _Kept()
+    data: bytes
+    objects: tuple[object, ...]
 
-    def dumps(self, obj: object) -> bytes:
-        """Pickle; classes and functions are kept here and named by their place."""
+    @classmethod
+    def of(cls, obj: object) -> LocalPickle:
+        """Pickle an object.
+
+        Raises:
+            Exception: whatever its parts raise when they are pickled.
+        """
         with io.BytesIO() as file:
-            _LocalPickler(file, self._kept).dump(obj)
-            return file.getvalue()
+            pickler = _LocalPickler(file)
+            pickler.dump(obj)
+            return cls(zlib.compress(file.getvalue(), level=1), tuple(pickler.objects))
 
-    def loads(self, data: bytes) -> Any:
-        """Invert `dumps`."""
-        return _LocalUnpickler(io.BytesIO(data), self._kept).load()
+    def load(self) -> Any:
+        """Return a new object like it."""
+        return _LocalUnpickler(io.BytesIO(zlib.decompress(self.data)), self.objects).load()
 
 
-class _Kept:
-    """Objects in order, each once, by identity."""
-
-    def __init__(self) -> None:
+class _LocalPickler(pickle.Pickler):
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.objects: list[object] = []
         self._places: dict[int, int] = {}
 
-    def place(self, obj: object) -> int:
+    def persistent_id(self, obj: object) -> int | None:
+        if not isinstance(obj, type | FunctionType):
+            return None
         place = self._places.setdefault(id(obj), len(self.objects))
         if place == len(self.objects):
             self.objects.append(obj)
         return place
 
 
-class _LocalPickler(pickle.Pickler):
-    def __init__(self, file: IO[bytes], kept: _Kept) -> None:
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._kept = kept
-
-    def persistent_id(self, obj: object) -> int | None:
-        return self._kept.place(obj) if isinstance(obj, type | FunctionType) else None
-
-
 class _LocalUnpickler(pickle.Unpickler):
-    def __init__(self, file: IO[bytes], kept: _Kept) -> None:
+    def __init__(self, file: IO[bytes], objects: Sequence[object]) -> None:
         super().__init__(file)
-        self._kept = kept
+        self._objects = objects
 
     def persistent_load(self, pid: int) -> object:
-        return self._kept.objects[pid]
+        return self._objects[pid]

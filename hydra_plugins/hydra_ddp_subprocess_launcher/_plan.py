@@ -17,6 +17,7 @@ from ._records import JobRecord
 from ._settings import read_nproc
 from ._setup import Sweep
 from ._specs import JOB_ID_TOKEN, Payload
+from ._spool import KeptConfig
 from ._start import Attempt
 
 _log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ class PlannedJob:
         number: Number of the job.
         overrides: Its override strings.
         config: Its final config.
+        kept: The same, put by; None: it was not, or cannot be.
         frozen: What is resolved of it.
         nproc: Number of ranks on each node.
         nnodes: Number of nodes.
@@ -42,6 +44,7 @@ class PlannedJob:
     number: int
     overrides: tuple[str, ...]
     config: DictConfig
+    kept: KeptConfig | None
     frozen: _freeze.Frozen
     nproc: int
     nnodes: int
@@ -123,7 +126,11 @@ def plan_job(sweep: Sweep, number: int, overrides: Sequence[str], config: DictCo
         body=_body(sweep, config),
     )
     nnodes = sweep.settings.nnodes
-    return PlannedJob(number, tuple(overrides), config, frozen, nproc, nnodes, payload, config_yaml, config_hash, known)
+    # Now, where it costs no time between two jobs.
+    kept = KeptConfig.put_by(config) if sweep.cluster is None else None
+    return PlannedJob(
+        number, tuple(overrides), config, kept, frozen, nproc, nnodes, payload, config_yaml, config_hash, known
+    )
 
 
 def _refuse_other_launcher(sweep_config: DictConfig, config: DictConfig) -> None:

@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass, replace
 from . import _environment
 from ._preloader import SPEC_VARIABLE
 from ._signals import describe_exit
-from ._spawner import SpawnerLink, folder_of_package
+from ._spawner import folder_of_package
+from ._spawner_link import SpawnerLink
 from ._specs import GroupSpec, PreloaderSpec
 
 _log = logging.getLogger(__name__)
@@ -26,6 +27,8 @@ _log = logging.getLogger(__name__)
 _AUTO = ("numpy", "torch", "torch.distributed", "omegaconf", "hydra")
 # Seconds that the imports may take.
 _LIMIT_S = 120.0
+# Preloaders of a sweep that may be lost: one that is killed is no reason to do without, one that ends by itself is.
+_MOST_LOST = 3
 # Libraries read these when they are loaded. None of them may start threads, which a fork would not have; and to ask
 # whether there is a GPU must not initialise it.
 _WHILE_IMPORTING = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
@@ -68,6 +71,7 @@ class PreloaderLink(SpawnerLink):
     def __init__(self, program: RankProgram, spec: PreloaderSpec, environment: Mapping[str, str]) -> None:
         super().__init__(functools.partial(_start, program, spec, environment))
         self.ready_at, self.ready_by = math.inf, time.monotonic() + _LIMIT_S
+        self._shared = list(spec.modules)
         self._importing = ""
         self._told = False
 
@@ -78,10 +82,11 @@ class PreloaderLink(SpawnerLink):
             self._importing = news["importing"]
         elif "left_out" in news:
             _log.warning("preload: %s is left out: %s", news["left_out"], news["why"])
+            self._shared = [name for name in self._shared if name != news["left_out"]]
         else:
             self.ready_at = time.monotonic()
-            names = news["preloaded"]
-            _log.info("Preloaded: %s", ", ".join(names) if names else "nothing, each rank is a new interpreter")
+            names = self._shared if news["preloaded"] else ()
+            _log.info("Preloaded: %s", ", ".join(names) or "nothing, each rank is a new interpreter")
 
     def kill(self) -> None:
         """End a preloader that does not answer, or is not wanted any more."""
@@ -150,6 +155,7 @@ class Preload:
         self._shared: dict[str, str] | None = None
         self._link: PreloaderLink | None = None
         self._said: set[str] = set()
+        self._lost = 0
 
     def begin(self, environment: Mapping[str, str]) -> None:
         """Start the preloader early, beside the composing of the first job.
@@ -185,6 +191,13 @@ class Preload:
         """
         if self._given_up or self._shared is None:
             return None
+        if self._link is not None and self._link.lost:
+            self._lost += 1
+            if self._given_up:
+                _log.warning(
+                    "preload: its process was lost %d times. From now on each rank is a new interpreter", self._lost
+                )
+                return None
         if self._link is None or self._link.lost:
             modules = self._modules if self._modules is not None else [name for name in _AUTO if name in sys.modules]
             varying = (*_environment.RANK_VARIABLES, self._device_env_var, *_WHILE_IMPORTING)
@@ -195,7 +208,8 @@ class Preload:
 
     @property
     def _given_up(self) -> bool:
-        return self._link is not None and self._link.lost and self._link.ready_at == math.inf
+        lost_at_imports = self._link is not None and self._link.lost and self._link.ready_at == math.inf
+        return lost_at_imports or self._lost >= _MOST_LOST
 
     def _shared_part(self, environment: Mapping[str, str]) -> dict[str, str]:
         own = {self._device_env_var, *_WHILE_IMPORTING}

@@ -6,6 +6,7 @@ found out when it has been imported, and cannot be taken back: then the preloade
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import NoReturn
 
-from . import _as_main, _forked, _importing, _process, _spawner
+from . import _as_main, _forked, _importing, _native, _process, _spawner
 from ._short_end import ShortEnd
 from ._signals import send_signal
 from ._specs import PreloaderSpec
@@ -46,14 +47,17 @@ def main(descriptor: int, launcher: int, output: int, errors: int) -> None:
     _process.signal_at_parents_end(launcher, signal.SIGKILL)
     sys.path[:0] = _as_main.own_path(spec.program, os.getcwd())
     _as_main.prepare_main(spec.program)
+    fault = _importing.copied_fault("what starts with the interpreter (sitecustomize, a .pth file)", {0, 1, 2, *own})
+    if fault is not None:
+        _tell(descriptor, {"left_out": "everything", "why": fault})
+        _start_over(spec, [], environment, (descriptor, launcher, output, errors))
     for name in spec.modules:
         _tell(descriptor, {"importing": name})
-        fault = _importing.import_module(name, frozenset(spec.varying))
+        fault = _importing.import_module(name, frozenset(spec.varying), spec.program)
         if fault is not None:
             _tell(descriptor, {"left_out": name, "why": fault})
             left = [module for module in spec.modules if module != name]
             _start_over(spec, left, environment, (descriptor, launcher, output, errors))
-    _tell(descriptor, {"preloaded": spec.modules})
     earlier = {name: value for name, value in environment.items() if name != SPEC_VARIABLE}
     state = _forked.FreshState.look(earlier, but=own)
     start = _serve(descriptor, launcher, errors)
@@ -69,14 +73,18 @@ def main(descriptor: int, launcher: int, output: int, errors: int) -> None:
 
 def _serve(descriptor: int, launcher: int, errors: int) -> _forked.RankStart:
     """Be a spawner; return in a forked rank alone."""
-    # What the collector leaves alone need not be copied for having been looked at.
+    main = sys.modules["__main__"]
     gc.collect()
-    gc.freeze()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _native.freeze_all_but([main, vars(main)])
+    for stream in (sys.stdout, sys.stderr):
+        # A module may have closed it, or put something else in its place.
+        with contextlib.suppress(Exception):
+            stream.flush()
     _turn_output(errors)
+    _tell(descriptor, {"preloaded": True})
     try:
-        _spawner.serve(socket.socket(fileno=descriptor), launcher, _forked.fork_rank)
+        with socket.socket(fileno=descriptor) as sock:
+            _spawner.serve(sock, launcher, _forked.fork_rank)
     except _forked.RankBegins as begins:
         return begins.start
     except BaseException:  # noqa: BLE001  (nothing of the modules' shall run at its end)
@@ -94,7 +102,8 @@ def _turn_output(errors: int) -> None:
 
 def _tell(descriptor: int, news: Mapping[str, object]) -> None:
     with socket.socket(fileno=os.dup(descriptor)) as sock:
-        _spawner.send_note(sock, json.dumps(news))
+        # Escapes would make it longer than a note can be.
+        _spawner.send_note(sock, json.dumps(news, ensure_ascii=False))
 
 
 def _start_over(
@@ -113,7 +122,7 @@ def _start_over(
         changed = json.dumps(asdict(spec) | {"modules": modules})
         argv = list(sys.orig_argv)
         os.execve(sys.executable, argv, {**environment, SPEC_VARIABLE: changed})
-    _tell(descriptor, {"preloaded": []})
+    _tell(descriptor, {"preloaded": False})
     os.set_inheritable(descriptor, True)
     _turn_output(errors)
     argv = _spawner.spawner_command(descriptor, launcher)

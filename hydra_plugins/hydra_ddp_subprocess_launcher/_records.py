@@ -63,11 +63,12 @@ class JobRecord:
         exact: Whether that is all of it.
         text: Its value in a few words.
         cause: Why it failed, or is not run; of one that is paused, why its last start failed.
-        job_id: Its id on a cluster; empty: it is on none.
+        job_id: Its id on a cluster; empty: it is on none, or nobody has noted it yet (`submitit_folder`).
         folder: Where its nodes tell how it fares there; empty: it is on none.
         nodes: Host names of its nodes there; empty: it is on none, or not started yet.
         executor: Submitit's name of that cluster; empty: it is on none.
-        planned_dir: Run directory that it will have there; empty: it is on none.
+        planned_dir: Run directory that it will have there; empty: it is on none, or not known yet.
+        submitit_folder: As in JobSubmitted; empty: it is on no cluster, or its id is known.
     """
 
     number: int
@@ -92,6 +93,7 @@ class JobRecord:
     nodes: tuple[str, ...] = ()
     executor: str = ""
     planned_dir: str = ""
+    submitit_folder: str = ""
 
     @property
     def key(self) -> tuple[int, tuple[str, ...], str]:
@@ -146,7 +148,9 @@ class SweepRecord:
             # What is done stays so until it is known to be started again.
             if before.state is not JobState.COMPLETED:
                 before = replace(before, state=JobState.WAITING, cause="", began_at=None, ended_at=None, seconds=None)
-                before = replace(before, job_id="", folder="", nodes=(), executor="", planned_dir="")
+                before = replace(
+                    before, job_id="", folder="", nodes=(), executor="", planned_dir="", submitit_folder=""
+                )
             self.jobs[number] = before
         if len(self.jobs) > 1:
             self.shared = frozenset.intersection(*map(frozenset, [*earlier, *event.overrides]))

@@ -1,15 +1,10 @@
-"""From what ranks stored and how they exited to a JobReturn, and to words for the user."""
+"""From what ranks stored and how they exited to a verdict, and to words for the user."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from hydra import version
-from hydra.core.utils import JobReturn, JobStatus
-from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_write
 
 from . import _pickling
 from ._errors import JobFailedError, RankTraceback
@@ -19,7 +14,7 @@ from ._logs import last_lines
 from ._peers import refresh_names
 from ._records import JobRecord
 from ._signals import describe_exit
-from ._specs import GroupReport, Outcome
+from ._specs import OUTPUT_LOST, GroupReport, Outcome
 from ._start import JobStart
 from ._words import counted, numbered
 
@@ -126,6 +121,16 @@ def failed_before_start(error: Exception) -> Verdict:
     return Verdict(completed=False, value=error, cause=summary, block=f"{type(error).__name__}: {error}")
 
 
+def not_begun() -> Verdict:
+    """Return the verdict on a job that was handed to a spawner which did not take it up."""
+    return failed_before_start(
+        JobFailedError(
+            "The process that was to start this job ended before it did so: somebody killed it, or the system "
+            "for want of memory (see dmesg). hydra.launcher.resume=failed runs the job again."
+        )
+    )
+
+
 def skipped(why: str) -> Verdict:
     """Return the verdict on a job that is not run.
 
@@ -139,7 +144,10 @@ def _completed(report: GroupReport, outcome: Outcome | None) -> Verdict:
     assert outcome is not None
     warnings = [outcome.note] if outcome.note else []
     for ended in report.exits:
-        if ended.code != 0:
+        if ended.code == OUTPUT_LOST and not ended.stopped:
+            how = f"ended with {describe_exit(ended.code)}, as its last output could not be written,"
+            warnings.append(f"rank {ended.rank} {how} after it had finished its job: the results count")
+        elif ended.code != 0:
             why = "was ended by the launcher" if ended.stopped else f"ended with {describe_exit(ended.code)}"
             warnings.append(f"rank {ended.rank} {why} after every rank had finished its job: the results count")
     value, lost = value_of(outcome)
@@ -213,60 +221,3 @@ def _rebuilt_exception(outcome: Outcome | None) -> Exception | None:
     except (Exception, SystemExit):  # noqa: BLE001  (then the text has to do)
         return None
     return error if isinstance(error, Exception) else None
-
-
-def make_job_return(
-    overrides: Sequence[str], config: DictConfig | None, run_dir: str, task_name: str, verdict: Verdict
-) -> JobReturn:
-    """Build what the sweeper gets, from the launching process's own config and the verdict.
-
-    Args:
-        overrides: Of the job.
-        config: Frozen config, which is used up; None: the job did not compose.
-        run_dir: Run directory.
-        task_name: Hydra's name of the job function.
-        verdict: How the job ended.
-    """
-    job_return = JobReturn(overrides=list(overrides), task_name=task_name)
-    job_return.status = JobStatus.COMPLETED if verdict.completed else JobStatus.FAILED
-    job_return._return_value = verdict.value
-    for name, value in verdict.remote:
-        if hasattr(job_return, name):
-            setattr(job_return, name, value)
-    if config is not None:
-        # Without those of Hydra's own options, as the basic launcher has it.
-        task_overrides = OmegaConf.to_container(config.hydra.overrides.task)
-        assert isinstance(task_overrides, list)
-        job_return.overrides = task_overrides
-        job_return.hydra_cfg = hydra_cfg = _take_out_hydra(config)
-        job_return.cfg = config
-        job_return.working_dir = run_dir if _changes_directory(hydra_cfg) else _working_dir(hydra_cfg)
-    return job_return
-
-
-def _take_out_hydra(config: DictConfig) -> DictConfig:
-    """Move Hydra's part of a config into one of its own, where it is read-only.
-
-    A copy of it, as Hydra makes, would take longer than all else from the end of a job to the start of the next one.
-    """
-    part = config.hydra
-    OmegaConf.set_readonly(part, True)
-    with read_write(config), open_dict(config):
-        del config["hydra"]
-    alone = OmegaConf.create()
-    with flag_override(alone, "no_deepcopy_set_nodes", True):
-        alone.hydra = part
-    return alone
-
-
-def _working_dir(hydra_cfg: DictConfig) -> str:
-    try:
-        return os.getcwd()
-    except OSError:
-        return str(hydra_cfg.hydra.runtime.cwd)  # Somebody deleted it.
-
-
-def _changes_directory(hydra_cfg: DictConfig) -> bool:
-    # Hydra's own rule: programs that say version_base 1.1 or nothing get the old default.
-    chdir = hydra_cfg.hydra.job.chdir
-    return bool(chdir) if chdir is not None else not version.base_at_least("1.2")

@@ -78,9 +78,10 @@ class GroupRules:
     def rank_exited(self, rank: int, code: int, now: float) -> None:
         """Take note that a rank's process ended."""
         stopped = self._kill_at is not None
-        self._exits.append(RankExit(rank, code, now - self._began, stopped))
+        ended = RankExit(rank, code, now - self._began, stopped)
+        self._exits.append(ended)
         # A good code without an outcome is no good end: the program left before the job was done.
-        if code == 0 and rank in self._stored and rank not in self._failures:
+        if ended.reached_end and rank in self._stored and rank not in self._failures:
             if self._first_good_exit is None:
                 self._first_good_exit = now
         elif not stopped:

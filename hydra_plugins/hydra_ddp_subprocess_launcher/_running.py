@@ -13,8 +13,8 @@ from . import _files, _keeper, _orders, _process
 from ._channel import Channel
 from ._logs import LogTee, last_lines
 from ._port import is_of_spawned, is_port_clash
-from ._spawner import SpawnerLink
-from ._specs import GroupReport
+from ._spawner_link import SpawnerLink
+from ._specs import GroupReport, StopReason
 from ._start import Attempt, JobStart, Place
 from ._words import numbered
 
@@ -47,6 +47,7 @@ class RunningJob:
         ranks_run: Whether they have been started, as far as that has to be waited for.
         keeper: The keeper's process; None: it has not answered yet.
         end_by: When the keeper has to be gone after an order to stop, monotonic seconds; None: no order.
+        stopped_for: Why it was ordered to stop.
         stopped_at: When the keeper was first seen to stand still, monotonic seconds; None: it does not.
         lost_at: When it had said its last word, or ended without one, monotonic seconds.
         report: The keeper's last word.
@@ -67,6 +68,7 @@ class RunningJob:
     ranks_run: bool = False
     keeper: _process.ProcessHandle | None = None
     end_by: float | None = None
+    stopped_for: str = ""
     stopped_at: float | None = None
     lost_at: float | None = None
     report: GroupReport | None = None
@@ -74,6 +76,11 @@ class RunningJob:
     left: bool = False
     compared: bool = False
     difference: str = ""
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is known to have had a keeper."""
+        return self.keeper is not None or self.report is not None
 
     @property
     def over(self) -> bool:
@@ -101,6 +108,7 @@ class RunningJob:
     def stop(self, detail: str, *, at_once: bool = False) -> None:
         """Have the group ended."""
         self.channel.send(_orders.Stop(at_once=at_once, detail=detail))
+        self.stopped_for = self.stopped_for or detail
         if self.keeper is not None:
             # A keeper that somebody stopped could not obey.
             self.keeper.send(signal.SIGCONT)
@@ -165,6 +173,9 @@ class RunningJob:
             marks["GROUP_RANK"] = str(self.node)
         found = _process.kill_marked(marks, _ANSWER_S)
         self.left |= bool(found)
+        if self.keeper is None and self.end_by is not None:
+            # It had not begun, and nobody killed a keeper.
+            self.report = GroupReport((), StopReason.ORDERED, None, self.stopped_for)
         return found
 
     def compare_configs(self) -> bool:
@@ -195,7 +206,7 @@ class RunningJob:
             return None
         last, most = self.attempt, self.start.group.max_restarts
         following = replace(last, number=last.number + 1)
-        if self.keeper is None and self.report is None and last.unanswered < _MOST_UNANSWERED:
+        if not self.begun and last.unanswered < _MOST_UNANSWERED:
             return replace(following, unanswered=last.unanswered + 1, why="lost before it had begun, starting again")
         if own_port and not last.port_clash and self.met_port_clash():
             why = f"port {self.place.port.number} was taken, starting again on another"

@@ -17,15 +17,12 @@ import weakref
 from collections.abc import Collection
 from typing import Any
 
-# Seconds for which no other thread gets to run: they would find their modules empty.
-_UNDISTURBED_S = 1000.0
-
 
 class ShortEnd:
     """Ends the process when the program, its threads and its `atexit` functions are done.
 
-    Make it before anything else registers with `atexit`, as it has to be the last one. Where it would not be, or the
-    program ends by Ctrl-C, the interpreter goes the long way.
+    Make it before anything else registers with `atexit`, as it has to be the last one. Where it would not be, the
+    program ends by Ctrl-C or a daemon thread still runs, the interpreter goes the long way.
 
     Attributes:
         shared: Names of the modules that are left alone.
@@ -53,12 +50,13 @@ class ShortEnd:
             self.code = 1
 
     def _end(self) -> None:
-        gc.unfreeze() if self.code is None else None
         try:
             _flush()
         except Exception:  # noqa: BLE001  (a stream may be anything; the interpreter has an exit code for this)
             self.code = None
-        if self.code is None:
+        # A thread that goes on would find its modules empty. The interpreter lets it have no turn any more.
+        if self.code is None or len(sys._current_frames()) > 1:
+            gc.unfreeze()
             return
         # All of them have been called; they know the program's names.
         vars(atexit)["_clear"]()
@@ -78,7 +76,6 @@ def _flush() -> None:
 
 def _empty(shared: Collection[str]) -> None:
     """Let go of what the program's own modules hold, so that its files are written and its objects deleted."""
-    sys.setswitchinterval(_UNDISTURBED_S)
     # A traceback that was printed knows all names, too.
     for name in ("last_exc", "last_type", "last_value", "last_traceback"):
         vars(sys).pop(name, None)

@@ -2,21 +2,21 @@
 
 It is not the launching process itself because that one has threads, a large memory and the user's modules, none of
 which a fork should copy; and because what a killed keeper leaves behind is handed to the spawner, which ends it.
+
+The launching process's end of it is in `_spawner_link`. This program imports the standard library only.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import select
 import selectors
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,37 +29,19 @@ from ._specs import GroupReport, StopReason
 _BOOTSTRAP = (
     "import sys; sys.path.append(sys.argv[1]); from {package} import _spawner; _spawner.main(*map(int, sys.argv[2:]))"
 )
-# Seconds for a spawner without keepers to end.
-_END_S = 5.0
 # Seconds of SIGKILL after which what a lost keeper left is given up, and between two rounds.
 GIVE_UP_S = 4.0
 _KILL_INTERVAL_S = 0.01
 # Launcher to spawner: number of a job, with the descriptor of its keeper's socket. Back: that number, exit code,
 # whether something was left.
-_JOB = struct.Struct("!q")
-_ENDED = struct.Struct("!qi?")
+JOB = struct.Struct("!q")
+ENDED = struct.Struct("!qi?")
 # In place of the job's number: a note follows, of so many bytes as the exit code says.
-_NOTE = -1
+NOTE = -1
 # Linux passes no more descriptors in one message; one of them is the keeper's socket.
-_MOST_DESCRIPTORS = 253
-MOST_HELD = _MOST_DESCRIPTORS - 1
+MOST_DESCRIPTORS = 253
 # Bytes of a note: as many as a socket takes at once.
 _LONGEST_NOTE = 4096
-
-
-@dataclass(frozen=True)
-class KeeperEnded:
-    """A keeper ended, and nothing that it owned is alive, unless something is left.
-
-    Attributes:
-        job: Number of the job.
-        code: The keeper's exit code; anything but 0 means that it was lost. A signal as its negative number.
-        left: Whether a process of it could not be ended.
-    """
-
-    job: int
-    code: int
-    left: bool = False
 
 
 def spawner_command(descriptor: int, launcher: int) -> list[str]:
@@ -78,114 +60,10 @@ def folder_of_package() -> Path:
     return Path(__file__).resolve().parents[len((__package__ or "").split("."))]
 
 
-def start_spawner(descriptor: int) -> subprocess.Popen[bytes]:
-    """Start a spawner that has jobs on this descriptor."""
-    return subprocess.Popen(
-        spawner_command(descriptor, os.getpid()),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        pass_fds=[descriptor],
-        start_new_session=True,
-    )
-
-
-class SpawnerLink:
-    """The launching process's end: start the spawner, hand it jobs, learn which keepers ended.
-
-    Args:
-        start: Starts it.
-
-    Attributes:
-        lost: Whether it is gone.
-        ready_at: When it could serve, monotonic seconds; infinite: it cannot yet.
-        ready_by: When it has to, likewise.
-    """
-
-    def __init__(self, start: Callable[[int], subprocess.Popen[bytes]] = start_spawner) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = start(theirs.fileno())
-        self._sock = ours
-        self._sock.setblocking(False)
-        self.lost = False
-        self.ready_at = time.monotonic()
-        self.ready_by = math.inf
-
-    def fileno(self) -> int:
-        """Return the descriptor, for a selector."""
-        return self._sock.fileno()
-
-    def start_keeper(self, job: int, held: Sequence[int] = ()) -> socket.socket:
-        """Ask for a keeper and return the socket to it.
-
-        Args:
-            job: Number of the job.
-            held: Descriptors that shall be open as long as anything of the job is alive, such as locks; MOST_HELD of
-                them at most.
-
-        Raises:
-            OSError: when the spawner is gone.
-        """
-        ours, theirs = socket.socketpair()
-        with theirs:
-            # With hundreds of jobs at once its queue can be full for a moment.
-            queue = select.poll()
-            queue.register(self._sock, select.POLLOUT)
-            queue.poll(_END_S * 1000)
-            try:
-                socket.send_fds(self._sock, [_JOB.pack(job)], [theirs.fileno(), *held])
-            except OSError:
-                ours.close()
-                self.lost = True
-                raise
-        return ours
-
-    def receive(self) -> list[KeeperEnded]:
-        """Return the reports that have arrived; sets `lost` when the spawner is gone."""
-        reports = []
-        while not self.lost:
-            try:
-                data = self._sock.recv(_ENDED.size)
-            except BlockingIOError:
-                break
-            except OSError:
-                data = b""
-            if not data:
-                self.lost = True
-                break
-            job, code, left = _ENDED.unpack(data)
-            if job == _NOTE:
-                # It was sent together with its length.
-                self.hear_note(self._sock.recv(code))
-            else:
-                reports.append(KeeperEnded(job, code, left))
-        return reports
-
-    def hear_note(self, note: bytes) -> None:
-        """Take what a spawner says of itself; a plain one says nothing."""
-
-    def wake(self) -> None:
-        """Continue the spawner if somebody stopped it."""
-        self._process.send_signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        """End a spawner that does not answer. Its keepers go on."""
-        self._process.kill()
-
-    def close(self) -> None:
-        """Let the spawner end; it does so when its last keeper has. One that does not is killed: it owns nothing."""
-        self._sock.close()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-
 def send_note(sock: socket.socket, note: str) -> None:
     """Tell the launching process something that is about no job."""
     data = note.encode("utf-8", "replace")[:_LONGEST_NOTE]
-    sock.sendall(_ENDED.pack(_NOTE, len(data), False) + data)
+    sock.sendall(ENDED.pack(NOTE, len(data), False) + data)
 
 
 def main(descriptor: int, launcher: int) -> None:
@@ -277,12 +155,12 @@ def _accept_job(
 ) -> bool:
     """Fork a keeper for the job that waits on `sock`; return whether the launcher is still there."""
     try:
-        data, descriptors, _, _ = socket.recv_fds(sock, _JOB.size, _MOST_DESCRIPTORS)
+        data, descriptors, _, _ = socket.recv_fds(sock, JOB.size, MOST_DESCRIPTORS)
     except OSError:
         return False
     if not data:
         return False
-    (job,) = _JOB.unpack(data)
+    (job,) = JOB.unpack(data)
     try:
         pid = os.fork()
     except OSError as error:
@@ -316,7 +194,7 @@ def _decline(sock: socket.socket, job: int, descriptors: Sequence[int], why: str
         Channel(own).send(GroupReport((), StopReason.START_FAILED, 0, why))
     _close(descriptors[1:])
     try:
-        sock.send(_ENDED.pack(job, 0, False))
+        sock.send(ENDED.pack(job, 0, False))
     except OSError:
         return  # The launcher is gone: nobody wants to know.
 
@@ -342,6 +220,6 @@ def _bury(sock: socket.socket, keepers: dict[int, _Kept], dead: list[_Dead]) -> 
         dead.remove(one)
         _close(one.kept.held)
         try:
-            sock.send(_ENDED.pack(one.kept.job, one.code, bool(orphans) and one.code != 0))
+            sock.send(ENDED.pack(one.kept.job, one.code, bool(orphans) and one.code != 0))
         except OSError:
             continue  # The launcher is gone: nobody wants to know.

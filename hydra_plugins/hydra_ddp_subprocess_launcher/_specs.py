@@ -11,6 +11,8 @@ from enum import Enum
 
 # Stands for a job's id on a cluster, which is not known before the job runs: letters that no quoting changes.
 JOB_ID_TOKEN = "hydra_ddp_job_id_7d4f0c2a"
+# With this exit code Python ends a program that has come to its end, but whose last output cannot be written.
+OUTPUT_LOST = 120
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,11 @@ class RankExit:
     code: int
     after_s: float
     stopped: bool
+
+    @property
+    def reached_end(self) -> bool:
+        """Whether the program has come to its end, by its exit code."""
+        return self.code in (0, OUTPUT_LOST)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the launching process asks of submitit, and of SLURM beside it. The one module that knows submitit's insides."""
+"""What the launching process asks of submitit, whose insides only this and `_unnoted` know, and of SLURM beside it."""
 
 from __future__ import annotations
 
@@ -66,6 +66,11 @@ def make_executor(cluster: Cluster) -> Any:
     return executor
 
 
+def folder_of(cluster: Cluster) -> str:
+    """Return where submitit keeps its files, absolute, with its marks for a job's id."""
+    return str(Path(cluster.queue["submitit_folder"]).expanduser().absolute())
+
+
 def executor_parameters(cluster: Cluster) -> dict[str, Any]:
     """Return what submitit's AutoExecutor is to be told; what only one executor knows has its name before it."""
     from hydra_plugins.hydra_submitit_launcher.config import BaseQueueConf
@@ -90,7 +95,7 @@ def sbatch_text(cluster: Cluster, jobs: int) -> str:
     # Past its __init__, which insists on `srun`.
     executor: Any = object.__new__(slurm.SlurmExecutor)
     executor.python = shlex.quote(sys.executable)
-    executor.folder = Path(cluster.queue["submitit_folder"]).expanduser().absolute()
+    executor.folder = Path(folder_of(cluster))
     parameters = {name.removeprefix("slurm_"): value for name, value in executor_parameters(cluster).items()}
     return str(
         slurm._make_sbatch_string(

@@ -15,33 +15,29 @@ from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
 from . import _freeze, _results, _signals, _submitit
-from ._choices import OnConfigDifference, OnInterrupt
+from ._choices import OnInterrupt
 from ._cluster_job import ClusterJob
+from ._cluster_link import ClusterLink, listed
 from ._ending import HEARD, leave
-from ._errors import JobFailedError, LauncherError, StartError
+from ._errors import LauncherError, StartError
+from ._job_return import make_job_return
 from ._logs import LOOK_INTERVAL_S
 from ._plan import PlannedJob, compose_and_plan
 from ._port import ReservedPort
 from ._progress import Progress
 from ._results import Verdict
-from ._running import config_difference
 from ._setup import Sweep
-from ._specs import JOB_ID_TOKEN, GroupReport
-from ._start import JobStart, Place
-from ._submitting import adopt, listed, name_left_out, submit
+from ._specs import JOB_ID_TOKEN
+from ._start import Place
+from ._submitting import adopt, name_left_out, submit
 from ._words import counted
 
 _log = logging.getLogger(__name__)
-# Seconds between two looks at the files of all jobs, at least and for each of them, as a file server has other users;
-# and between two questions for their states.
+# Seconds between two looks at the files of all jobs, at least and for each of them, as a file server has other users.
 _FILES_INTERVAL_S = 0.5
 _FILES_INTERVAL_PER_JOB_S = 0.02
-_STATE_INTERVAL_S = 1.0
-# Seconds after which the cluster is asked although submitit would not do so yet: it waits for up to ten minutes.
-_ASK_AGAIN_S = 60.0
-# Seconds for cancelled jobs to end: SLURM's KillWait is 30, where nobody has changed it. And until that is asked again.
+# Seconds for jobs to end that a signal has cancelled: SLURM's KillWait is 30, where nobody has changed it.
 _CANCELLED_S = 90.0
-_CANCEL_AGAIN_S = 10.0
 
 
 class SubmittedBatch:
@@ -65,9 +61,8 @@ class SubmittedBatch:
         self._stopped_by: int | None = None
         self._stopped_at = 0.0
         self._gave_up = False
-        self._said_wrong = False
-        self._cancel_at = math.inf
-        self._asked_at = self._insisted_at = self._looked_at = 0.0
+        self._link = ClusterLink(self._cluster)
+        self._looked_at = 0.0
         at_once = self._cluster.max_parallel_jobs or self._cluster.queue.get("array_parallelism") or len(job_overrides)
         self._progress = Progress(sweep, self._overrides, min(int(at_once), len(job_overrides)))
 
@@ -84,7 +79,7 @@ class SubmittedBatch:
                 try:
                     self._run_all(arrived, selector)
                 except BaseException as error:
-                    self._leave_for(error)
+                    self._link.leave_for(error, self._jobs.values())
                     raise
             self._progress.finish()
         if self._stopped_by is not None:
@@ -185,7 +180,7 @@ class SubmittedBatch:
                 self._look_at_files(job)
         for job in self._jobs.values():
             self._progress.show(job.tees, last=False)
-        if now - self._asked_at >= _STATE_INTERVAL_S and self._jobs:
+        if self._jobs and self._link.is_due(now):
             self._ask(now)
         self._give_up()
 
@@ -198,75 +193,22 @@ class SubmittedBatch:
             self._progress.started(job.plan, attempt, place, job.start.run_id, job.start.hosts)
             job.tees = self._progress.tees(job.plan, job.start.paths)
         end = job.folder.read_end()
-        if end is None:
-            return
-        if end.start is not None:
-            self._end(job, self._judge(job.plan.number, end.report, end.start))
-        elif self._all_completed(job):
-            self._end(job, self._ended_from_outside(job))
-        else:
-            self._end(job, _results.failed_before_start(JobFailedError(end.cause)))
-
-    def _judge(self, number: int, report: GroupReport | None, start: JobStart) -> Verdict:
-        rule = self._sweep.settings.check_config
-        difference = config_difference(start) if rule is not None else None
-        if difference:
-            _log.warning("#%d : %s", number, difference)
-        if difference and rule is OnConfigDifference.error:
-            return _results.failed_before_start(JobFailedError(f"{difference} (check_config=error)"))
-        return _results.judge_safely(report, start)
+        if end is not None:
+            self._end(job, job.told_end(end, self._sweep.settings.check_config))
 
     def _ask(self, now: float) -> None:
         """Ask the cluster for the states of all jobs, and end those that it has ended without a word of their nodes."""
-        # Submitit has old answers for jobs that have run for long.
-        insisting = ask = now - self._insisted_at >= _ASK_AGAIN_S or any(job.why for job in self._jobs.values())
-        self._asked_at = now
-        if ask:
-            self._insisted_at = now
-        for job in list(self._jobs.values()):
-            state = self._state_of(job, ask=ask)
-            # Accounting does not list elements of an array that were cancelled while they waited together.
-            waited = bool(job.why) or now - job.since > _ASK_AGAIN_S
-            if state == "UNKNOWN" and insisting and waited and _submitit.is_gone(job.handle):
-                state = "GONE"
-            # One answer is for all of them.
-            ask = False
-            if job.take_state(state, now):
-                _log.info("#%d : waits to run again (%s)", job.plan.number, state)
-                self._progress.submitted(job.plan, job.handle.job_id, job.folder.path)
-            if job.is_lost(now, self._cluster.executor):
-                self._end(job, self._ended_from_outside(job))
-            elif now > job.gone_by:
-                # Nothing is noted of its end, so that a resumed sweep looks for it.
-                number, job_id = job.plan.number, job.handle.job_id
-                _log.error("#%d : may still be on the cluster. Cancel it: scancel %s", number, job_id)
-                del self._jobs[job.plan.number]
-        if now > self._cancel_at:
-            self._cancel_at = now + _CANCEL_AGAIN_S
-            _submitit.cancel([job.handle for job in self._jobs.values() if job.why])
-
-    def _state_of(self, job: ClusterJob, *, ask: bool) -> str:
-        try:
-            return _submitit.state_of(job.handle, ask=ask)
-        except Exception as error:  # noqa: BLE001  (submitit reads what SLURM's commands print, and may not understand it)
-            if not self._said_wrong:
-                self._said_wrong = True
-                _log.warning(
-                    "The states of the jobs cannot be found out: %s: %s. Their files are watched",
-                    type(error).__name__,
-                    error,
-                )
-            return "UNKNOWN"
-
-    def _ended_from_outside(self, job: ClusterJob) -> Verdict:
-        if job.start is not None and self._all_completed(job):
-            # Only the way out was cut off.
-            return self._judge(job.plan.number, GroupReport((), None, None, finished=True), job.start)
-        return job.ended_from_outside(self._cluster.executor)
-
-    def _all_completed(self, job: ClusterJob) -> bool:
-        outcomes = [] if job.start is None else _results.read_outcomes(job.start)
-        return bool(outcomes) and all(outcome is not None and outcome.completed for outcome in outcomes)
+        news = self._link.ask(list(self._jobs.values()), now)
+        for job in news.waiting_again:
+            _log.info("#%d : waits to run again (%s)", job.plan.number, job.state)
+            self._progress.submitted(job.plan, job.handle.job_id, job.folder.path)
+        for job in news.lost:
+            self._end(job, job.ended_from_outside(self._cluster.executor, self._sweep.settings.check_config))
+        for job in news.given_up:
+            # Nothing is noted of its end, so that a resumed sweep looks for it.
+            number, job_id = job.plan.number, job.handle.job_id
+            _log.error("#%d : may still be on the cluster. Cancel it: scancel %s", number, job_id)
+            del self._jobs[number]
 
     # Ending
 
@@ -304,25 +246,8 @@ class SubmittedBatch:
 
     def _cancel(self, jobs: list[ClusterJob], why: str) -> None:
         now = time.monotonic()
-        for job in jobs:
-            job.why = why
-            job.gone_by = now + _CANCELLED_S if self._stopped_by is not None else math.inf
-        self._cancel_at = now + _CANCEL_AGAIN_S if self._cluster.executor == "slurm" else math.inf
-        if wrong := _submitit.cancel([job.handle for job in jobs]):
-            _log.error("The jobs could not be cancelled: %s. See what is left: squeue --me", wrong)
-        # The states are old now.
-        self._asked_at = 0.0
-
-    def _leave_for(self, error: BaseException) -> None:
-        """Cancel the jobs, or say that they are left, before this process ends for an error."""
-        handles = [job.handle for job in self._jobs.values()]
-        if not handles:
-            return
-        # Such as a signal that came while the cluster did not answer. A defect of ours is no reason to lose the jobs.
-        if isinstance(error, KeyboardInterrupt | SystemExit) and self._cluster.on_interrupt is OnInterrupt.cancel:
-            _submitit.cancel(handles)
-        else:
-            _log.error("Left on the cluster: %s. hydra.launcher.resume=unfinished finds them", listed(handles))
+        # Whoever has stopped the sweep does not wait for ever.
+        self._link.cancel(jobs, why, now, math.inf if self._stopped_by is None else now + _CANCELLED_S)
 
     def _give_up(self) -> None:
         """Start no more jobs when too many have failed (`max_failures`)."""
@@ -353,9 +278,7 @@ class SubmittedBatch:
     def _finish(
         self, number: int, config: DictConfig | None, run_dir: str, seconds: float | None, verdict: Verdict
     ) -> None:
-        self._returns[number] = _results.make_job_return(
-            self._overrides[number], config, run_dir, self._sweep.task_name, verdict
-        )
+        self._returns[number] = make_job_return(self._overrides[number], config, run_dir, verdict)
         self._progress.ended(number, verdict, seconds)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Sequence
-from typing import Any
 
 from . import _machine, _submitit
 from ._cluster_job import ClusterJob
 from ._describe import describe_start
 from ._errors import StartError
+from ._events import JobSubmitted
 from ._nodes import JobEnd, JobFolder
 from ._part import RunPart
 from ._plan import PlannedJob
@@ -19,6 +20,7 @@ from ._port import ReservedPort
 from ._records import JobRecord
 from ._report import override_line
 from ._setup import Sweep
+from ._specs import JOB_ID_TOKEN
 from ._start import Place
 from ._submission import SubmittedJob
 
@@ -39,11 +41,12 @@ def submit(sweep: Sweep, plans: Sequence[PlannedJob], folder: str) -> list[Clust
     assert sweep.cluster is not None
     sweep.sources.check(sweep.settings.code_changed)
     jobs = [_describe(sweep, plan, os.path.join(folder, str(plan.number))) for plan in plans]
-    for job in jobs:
+    for plan, job in zip(plans, jobs, strict=True):
         os.makedirs(job.folder, exist_ok=True)
+        _note_intent(sweep, plan, job.folder)
     try:
         with _submitit.outside_allocation(), _submitit.undisturbed(sweep.cluster):
-            handles = _submitit.make_executor(sweep.cluster).map_array(RunPart(), jobs)
+            handles = sweep.executor.map_array(RunPart(), jobs)
     except BaseException:
         # Some of them may be on the cluster all the same: they shall not run, as nobody knows of them.
         for job in jobs:
@@ -56,6 +59,14 @@ def submit(sweep: Sweep, plans: Sequence[PlannedJob], folder: str) -> list[Clust
             os.chmod(handle.paths.submitted_pickle, 0o600)
     together = zip(plans, jobs, handles, strict=True)
     return [ClusterJob(plan, JobFolder(job.folder), handle) for plan, job, handle in together]
+
+
+def _note_intent(sweep: Sweep, plan: PlannedJob, folder: str) -> None:
+    """Note what is about to be submitted: a launching process that is killed before it has the id leaves the job."""
+    assert sweep.cluster is not None
+    planned_dir = "" if JOB_ID_TOKEN in plan.run_dir else plan.run_dir
+    facts = (folder, plan.config_hash, sweep.cluster.executor, planned_dir, _submitit.folder_of(sweep.cluster))
+    sweep.ledger.note(JobSubmitted(time.time(), plan.number, "", *facts))
 
 
 def _describe(sweep: Sweep, plan: PlannedJob, folder: str) -> SubmittedJob:
@@ -116,12 +127,3 @@ def name_left_out(sweep: Sweep) -> None:
                 state,
                 _submitit.how_to_cancel(record),
             )
-
-
-def listed(handles: list[Any]) -> str:
-    """Return the ids of submitit's jobs, those of one array together."""
-    arrays: dict[str, list[str]] = {}
-    for handle in handles:
-        array, _, index = str(handle.job_id).partition("_")
-        arrays.setdefault(array, []).append(index)
-    return ", ".join(array if parts == [""] else f"{array}_[{','.join(parts)}]" for array, parts in arrays.items())

@@ -192,6 +192,8 @@ def in_words(sight: Sight) -> str:
     ids = [job.job_id for job in sight.record.in_state(JobState.LOST) if job.job_id]
     if ids:
         left += f"; on the cluster they may go on ({', '.join(ids)}), and hydra.launcher.resume=unfinished finds them"
+    elif any(job.submitit_folder for job in sight.record.in_state(JobState.LOST)):
+        left += "; whether they are on the cluster, hydra.launcher.resume=unfinished finds out"
     holder = sight.holder
     if holder is None:
         how = f"Stopped by {sight.record.stopped_by}" if sight.standing is Standing.STOPPED else "Ended"

@@ -31,7 +31,7 @@ class DDPSubprocessLauncher(Launcher):
         Raises:
             LauncherError: for what the user can mend, before anything is started.
         """
-        from ._setup import prepare_sweep
+        from ._prepare import prepare_sweep
 
         self._sweep = prepare_sweep(hydra_context, task_function, config)
 

@@ -84,6 +84,13 @@ class Submitting:
         """Return what has happened in all runs of the sweep, by the names of the events."""
         return [json.loads(line)["event"] for line in self._journal.read_text().splitlines()]
 
+    def forget(self) -> None:
+        """Leave the journal as if the launching process had been killed before it could note any id."""
+        lines = self._journal.read_text().splitlines(keepends=True)
+        facts = [json.loads(line) for line in lines]
+        early = [one["event"] in ("SweepBegan", "JobsAdded") or one.get("job_id") == "" for one in facts]
+        self._journal.write_text("".join(line for line, is_early in zip(lines, early, strict=True) if is_early))
+
     def values(self) -> list[Any]:
         jobs = self.jobs.values()
         return [_listed(job.value) if job.state is JobState.COMPLETED else job.state for job in jobs]

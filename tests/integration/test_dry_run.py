@@ -115,8 +115,8 @@ def test_no_device_is_locked(runner: Runner) -> None:
     device = f"dry-{uuid.uuid4().hex}"
     app = write_app(
         runner,
-        "from hydra_plugins.hydra_ddp_subprocess_launcher import _setup\n"
-        "def refuse(*arguments): raise RuntimeError('locks')\n_setup.DeviceLocks = refuse",
+        "from hydra_plugins.hydra_ddp_subprocess_launcher import _prepare\n"
+        "def refuse(*arguments): raise RuntimeError('locks')\n_prepare.DeviceLocks = refuse",
     )
     arguments = (f"hydra.launcher.devices=[{device}]", "hydra.launcher.device_env_var=MY_DEVICES", "x=1,2")
     env = behave_environment(runner)

@@ -121,9 +121,52 @@ def test_a_forked_rank_is_like_a_new_interpreter(runner: Runner, how: list[str])
         assert json.loads(re.sub(unequal, "", json.dumps(forked))) == json.loads(re.sub(unequal, "", json.dumps(fresh)))
 
 
+EARLY = """
+import __main__, faulthandler, logging, os, signal, sys, time
+faulthandler.register(signal.SIGUSR1, file=sys.stderr)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})
+signal.signal(signal.SIGUSR2, lambda number, frame: print("signal", number))
+if open("/proc/self/comm").read() == "ddp-preloader\\n":
+    time.sleep(3)
+"""
+EARLY_BODY = """
+import logging, signal, threading, early
+print(early.__main__ is sys.modules["__main__"], early.__main__.main is main, early.__main__.__file__)
+print(*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+print(threading.main_thread().native_id == os.getpid(), threading.main_thread().ident == threading.get_ident())
+print(logging.LogRecord("", 1, "", 1, "", (), None).relativeCreated < 2500)
+sys.stdout.flush()
+os.kill(os.getpid(), signal.SIGUSR1)
+os.kill(os.getpid(), signal.SIGUSR2)
+""".replace("\n", "\n    ")
+
+
+@pytest.mark.parametrize("how", [["app.py"], ["-m", "app"]], ids=["script", "module"])
+def test_what_a_module_has_got_hold_of_at_import(runner: Runner, how: list[str]) -> None:
+    """The program's `__main__`, handlers in C and Python, the main thread, the time of the start."""
+    write_app(runner, EARLY_BODY, early=EARLY)
+    logs = []
+    for preload in ("null", "[early,hydra]"):
+        ran = runner.python(*how, *launch(runner, preload, nproc=1))
+        assert ran.returncode == 0, ran.output
+        assert ("Preloaded: early, hydra" in ran.stdout) == (preload != "null")
+        logs.append(re.sub('^  File ".*\n', "", log_of(runner), flags=re.MULTILINE))
+        shutil.rmtree(runner.cwd / "sweep")
+    for log in logs:
+        first, *others = re.sub("0x[0-9a-f]+", "", log).splitlines()
+        assert first == f"True True {runner.cwd / 'app.py'}"
+        assert others == [
+            str(int(signal.SIGWINCH)),
+            "True True",
+            "True",
+            "Current thread  (most recent call first):",
+            "signal 12",
+        ]
+
+
 WAYS = (
     *("well", "fail", "fail_twice", "code", "negative", "text", "none", "interrupt", "at_once", "signal", "syntax"),
-    *("thread", "daemon", "hook", "at_exit", "stdout"),
+    *("thread", "daemon", "busy", "hook", "at_exit", "stdout"),
 )
 
 
@@ -237,6 +280,14 @@ BAD = {
         "preload: starts_thread is left out: importing it starts 1 thread (Busy), which a fork would not have",
     ),
     "fails": ("1 / 0", "preload: fails is left out: importing it fails: ZeroDivisionError: division by zero"),
+    "speaks": (
+        "raise ImportError('x\\n\\x1b' * 9000)",
+        f"preload: speaks is left out: importing it fails: ImportError: {'x ' * 250}...",
+    ),
+    "speechless": (
+        "class Error(Exception):\n def __str__(self): 1 / 0\nraise Error",
+        "preload: speechless is left out: importing it fails: Error: its message cannot be made",
+    ),
     "exits": ("import sys; sys.exit(3)", "preload: exits is left out: importing it fails: SystemExit: 3"),
     "starts_process": (
         "import subprocess\nP = subprocess.Popen(['sleep', '1000'])",
@@ -245,6 +296,25 @@ BAD = {
     "uses_gpu": (
         "import tempfile\nF = open(tempfile.mkdtemp() + '/nvidia-uvm', 'w')",
         "preload: uses_gpu is left out: importing it initialises CUDA, which a fork could not use",
+    ),
+    "opens_file": ("F = open(__file__)", "preload: opens_file is left out: importing it opens "),
+    "opens_socket": (
+        "import socket\nF = socket.socket()",
+        "preload: opens_socket is left out: importing it opens socket:[",
+    ),
+    "shares_lock": (
+        "import multiprocessing\nLOCK = multiprocessing.Lock()",
+        "preload: shares_lock is left out: importing it makes a lock of multiprocessing, or other shared memory, which",
+    ),
+    "copies_stdout": ("F = os.dup(1)", "preload: copies_stdout is left out: importing it opens "),
+    "makes_folder": (
+        "from tempfile import TemporaryDirectory\nF = TemporaryDirectory(dir='.', prefix='made_')",
+        "preload: makes_folder is left out: importing it makes the temporary folder ",
+    ),
+    "goes_away": ("os.chdir('/')", "preload: goes_away is left out: importing it changes the working directory"),
+    "sets_timer": (
+        "import signal\nsignal.setitimer(signal.ITIMER_VIRTUAL, 1000)",
+        "preload: sets_timer is left out: importing it sets a timer, which a fork would not have",
     ),
     "is_absent": (None, "preload: is_absent is left out: importing it fails: ModuleNotFoundError: No module named"),
 }
@@ -256,7 +326,8 @@ def test_modules_that_cannot_be_shared_are_left_out(runner: Runner) -> None:
     del modules["is_absent"]
     inner = "import os\nRANK = os.environ.get('RANK')\n"
     names = ("good", "reads_rank", "better")
-    app = write_app(runner, names=names, good=NOTES_PID, better=NOTES_PID, inner=inner, **modules)
+    better = f"{NOTES_PID}LOG, NOWHERE = open('better.log', 'a'), open(os.devnull)\n"
+    app = write_app(runner, names=names, good=NOTES_PID, better=better, inner=inner, **modules)
     ran = runner.python(app, *launch(runner, f"[good,{','.join(BAD)},better,hydra]"), "x=1,2")
     assert ran.returncode == 0, ran.output
     said = " ".join(ran.stdout.split())
@@ -269,7 +340,43 @@ def test_modules_that_cannot_be_shared_are_left_out(runner: Runner) -> None:
             "reads_rank": [False, True],
             "better": [True, False],
         }
+    assert list(runner.cwd.glob("made_*")) == []
     runner.assert_nothing_left()
+
+
+def test_a_module_that_imports_the_program(runner: Runner) -> None:
+    """`python -m` warns where its module is imported by then, and fails under `-W error`; so it must not be."""
+    (runner.cwd / "pkg").mkdir()
+    body = "from pkg import data, tools; print('FOUND', [data.PID == os.getpid(), tools.PID == os.getpid()])"
+    for name, text in {
+        "__init__": "",
+        "app": APP.format(names=(), body=body),
+        "data": f"{NOTES_PID}from pkg.app import main\n",
+        "tools": NOTES_PID,
+    }.items():
+        (runner.cwd / "pkg" / f"{name}.py").write_text(text)
+    ran = runner.python("-W", "error", "-m", "pkg.app", *launch(runner, "[pkg.data,pkg.tools]"))
+    assert ran.returncode == 0, ran.output
+    assert "preload: pkg.data is left out: importing it imports the program itself (pkg.app)" in " ".join(
+        ran.stdout.split()
+    )
+    assert log_of(runner) == "FOUND [True, False]\n"
+
+
+def test_what_starts_with_the_interpreter(runner: Runner) -> None:
+    """What `sitecustomize` does is not put down to a module."""
+    text = (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), name='Busy', daemon=True).start()\n"
+    )
+    app = write_app(runner, names=("good",), good=NOTES_PID, sitecustomize=text)
+    path = os.pathsep.join(filter(None, [str(runner.cwd), os.environ.get("PYTHONPATH")]))
+    ran = runner.python(app, *launch(runner, "[good,hydra]"), env={"PYTHONPATH": path})
+    assert ran.returncode == 0, ran.output
+    said = " ".join(ran.stdout.split())
+    why = "what starts with the interpreter (sitecustomize, a .pth file) starts 1 thread (Busy), which a fork would not"
+    assert said.count(f"preload: everything is left out: {why} have") == said.count("left out") == 1
+    assert "Preloaded: nothing, each rank is a new interpreter" in said
+    assert found(log_of(runner)) == {"good": [False, True]}
 
 
 @pytest.mark.parametrize(
@@ -286,7 +393,29 @@ def test_an_import_that_ends_the_preloader(runner: Runner, module: str, words: s
     ran = runner.python(app, *launch(runner, "[good,bad]"), "x=1,2")
     assert ran.returncode == 0, ran.output
     assert f"preload: importing bad {words}. From now on each rank is a new interpreter" in " ".join(ran.stdout.split())
+    assert "from outside" not in ran.stdout
     assert [found(log_of(runner, job)) for job in (0, 1)] == [{"good": [False, True]}] * 2
+
+
+@pytest.mark.parametrize("way", ["sys.stdout = None", "sys.stdout.close()", "sys.stdout = sys.stderr = object()"])
+def test_an_import_that_takes_stdout_away(runner: Runner, way: str) -> None:
+    """The preloader serves all the same, and is not started again and again."""
+    app = write_app(
+        runner, "import good; sys.exit(0 if good.PID != os.getpid() else 5)", good=NOTES_PID + f"import sys; {way}"
+    )
+    ran = runner.python(app, *launch(runner, "[good]"), "x=1,2", env={"PYTHONIOENCODING": "utf-8"})
+    assert ran.returncode == 0, ran.output
+    assert ran.stdout.count("Preloaded: good") == 1
+    assert "starting again" not in ran.stdout
+
+
+def test_what_the_preloader_itself_warns_of(runner: Runner) -> None:
+    """Under `-X dev` and `-W error` nothing of it comes to the user's terminal or to a log."""
+    app = write_app(runner, "import good; print('body')", good=NOTES_PID)
+    ran = runner.python("-X", "dev", "-W", "error", app, *launch(runner, "[good]"), "x=1,2")
+    assert ran.returncode == 0, ran.output
+    assert ran.stderr == ""
+    assert [log_of(runner, job) for job in (0, 1)] == ["body\n"] * 2
 
 
 def test_nothing_left_to_preload(runner: Runner) -> None:
@@ -465,6 +594,10 @@ def test_the_end_of_the_launching_process_while_modules_are_imported(runner: Run
     said = sweeping.end()
     assert time.monotonic() - stopped_at < 2 + NOISE_S
     assert "preload:" not in said
+    if number != signal.SIGKILL:
+        why = f"the job was ended because the launcher ordered it ({signal.Signals(number).name})"
+        assert why in " ".join(said.split())
+        assert "from outside" not in said
     runner.assert_nothing_left()
 
 

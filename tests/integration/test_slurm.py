@@ -552,6 +552,27 @@ def test_a_killed_launcher(sweeps: Submitting, slurm: SlurmCluster) -> None:
     assert sweeps.ran() == [(0, 0, 0), (1, 0, 0), (2, 0, 0), (2, 0, 1)]
 
 
+def test_a_launcher_that_was_killed_while_submitting(sweeps: Submitting) -> None:
+    """Jobs whose ids it could not note any more are found, also one that waits, and run once."""
+    overrides = ("x=1,2", ONE_AT_A_TIME, ranks(1), "first=['wait:go']", "hydra.sweep.subdir='of_${hydra.job.id}'")
+    with sweeps.running(*overrides) as process:
+        sweeps.wait_for("began", 1)
+        ids = [sweeps.id_of(job) for job in range(2)]
+        process.kill()
+        process.communicate()
+    sweeps.forget()
+    with sweeps.running(*overrides, "hydra.launcher.resume=unfinished") as process:
+        sweeps.runner.wait_until(lambda: "JobStarted" in sweeps.events(), what="the job to be found")
+        sweeps.go()
+        code, output = finish(process)
+    assert code == 0, output
+    for job in range(2):
+        assert f"Job {job} of an earlier run was submitted as {ids[job]}, which nobody had noted" in output
+        assert f"is on the cluster already ({ids[job]}, " in output
+    assert sweeps.values() == [[1, 0], [2, 0]] and sweeps.ran() == [(0, 0, 0), (1, 0, 0)]
+    assert [Path(job.run_dir).name for job in sweeps.jobs.values()] == [f"of_{job_id}" for job_id in ids]
+
+
 def test_status(sweeps: Submitting) -> None:
     """While a sweep runs, `hydra-ddp status` shows what runs where, and what waits."""
     with sweeps.running("x=1,2", TWO_NODES, ranks(1), ONE_AT_A_TIME, "first=['wait:go']") as process:

@@ -159,6 +159,28 @@ def test_resumed(sweeps: Submitting) -> None:
     assert sweeps.values() == [[1, 1], [2, 0]]
 
 
+def test_resumed_although_nobody_had_noted_the_id(sweeps: Submitting) -> None:
+    """A launching process that is killed between a job's start and its note of that leaves no job that runs twice."""
+    overrides = ("x=1,2", ranks(1), "hydra.launcher.max_parallel_jobs=2", "first=['wait:go']")
+    with sweeps.running(*overrides) as process:
+        sweeps.wait_for("began", 2)
+        ids = [sweeps.id_of(job) for job in range(2)]
+        process.kill()
+        process.wait(10)
+    sweeps.forget()
+    assert "whether they are on the cluster, hydra.launcher.resume=unfinished finds out" in sweeps.status()
+    refused = sweeps.run(*overrides)
+    assert_one_clear_error(refused, "Job 0 of an earlier run", f"kill -INT {ids[0]}")
+    with sweeps.running(*overrides, "hydra.launcher.resume=unfinished") as process:
+        sweeps.runner.wait_until(lambda: "JobStarted" in sweeps.events(), what="the job to be found")
+        sweeps.go()
+        code, output = finish(process)
+    assert code == 0, output
+    for job in range(2):
+        assert f"is on the cluster already ({ids[job]}, RUNNING): waiting for it" in output
+    assert sweeps.values() == [[1, 0], [2, 0]] and sweeps.ran() == [(0, 0, 0), (1, 0, 0)]
+
+
 def test_left_and_not_asked_for(sweeps: Submitting) -> None:
     """What another run has left there is named, keeps its directory, and no other launcher runs beside it."""
     both = ("hydra.launcher.max_parallel_jobs=2", ranks(1), "first=['wait:go']")

@@ -109,14 +109,14 @@ def test_an_error_that_was_handled(runner: Runner) -> None:
 
 @pytest.mark.parametrize("how", ["detached", "closed", "bad", "silenced", "taken"])
 def test_a_spoilt_stderr(runner: Runner, how: str) -> None:
-    """Whatever a program did to its stderr, its value and its error arrive."""
-    # One rank: Python ends with 120 where stderr cannot be flushed, which fails a job whose other rank is not done.
-    _, notes = misbehave(
-        runner, "x=0,1", f"+j0.all=[stderr:{how},return:7]", f"+j1.all=[stderr:{how},raise]", RECORDING, nproc=1
-    )
+    """Whatever a program did to its stderr, its value and its error arrive, and no other rank is ended for it."""
+    # Python ends rank 1 with 120 where its stderr cannot be flushed, while rank 0 still works.
+    good = (f"+j0.r1=[stderr:{how},return:7]", f"+j0.r0=[wait:end_0_1,sleep:1,stderr:{how},return:7]")
+    ran, notes = misbehave(runner, "x=0,1", *good, f"+j1.all=[stderr:{how},raise]", RECORDING)
     assert notes.statuses() == ["COMPLETED", "FAILED"]
     assert notes.returns()[0]["value"] == "7"
     assert notes.returns()[1]["type"] == "ValueError"
+    assert ("rank 1 ended with exit code 120, as its last output could not be written" in ran.output) == (how == "bad")
 
 
 def test_stderr_that_was_detached_before_the_job(runner: Runner) -> None:

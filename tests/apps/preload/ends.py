@@ -15,6 +15,8 @@ from omegaconf import DictConfig
 
 
 class Deleted:
+    many: list[list[int]]
+
     def __del__(self) -> None:
         os.write(2, b"deleted\n")
 
@@ -36,6 +38,16 @@ def run_thread() -> None:
 
 def run_daemon() -> None:
     threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+
+
+def run_busy() -> None:
+    def count() -> None:
+        while True:
+            pass
+
+    threading.Thread(target=count, daemon=True).start()
+    # So many that to look at them takes longer than a thread's turn.
+    KEPT.many = [[number] for number in range(300_000)]
 
 
 def fail_with_hook() -> None:
@@ -70,6 +82,7 @@ WAYS = {
     "syntax": lambda: exec("a b"),
     "thread": run_thread,
     "daemon": run_daemon,
+    "busy": run_busy,
     "hook": fail_with_hook,
     "at_exit": fail_at_exit,
     "stdout": close_stdout,
