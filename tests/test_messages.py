@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from documented import ROOT, text_of
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _failures
+from hydra_plugins.hydra_ddp_subprocess_launcher import _failures, _importing
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import StopReason
 
 PAGE = ROOT / "docs/errors.md"
@@ -59,20 +59,40 @@ def test_each_message_says_what_to_do(script: ModuleType) -> None:
     assert {said for said in short if HANDS_ON.search(said) is None} == ENOUGH
 
 
+def functions(module: ModuleType, name: str) -> list[ast.FunctionDef]:
+    """Return the functions of a module that have such a name."""
+    assert module.__file__ is not None
+    with open(module.__file__, encoding="utf-8") as file:
+        tree = ast.parse(file.read())
+    return [one for one in tree.body if isinstance(one, ast.FunctionDef) and re.search(name, one.name)]
+
+
+def words_of(texts: list[ast.expr]) -> list[str]:
+    """Return what stands for itself in texts, between what is filled in."""
+    parts = [part for one in texts if isinstance(one, ast.JoinedStr) for part in one.values]
+    words = [part.value.strip(" :,()") for part in parts if isinstance(part, ast.Constant)]
+    return [word for word in words if " " in word]
+
+
+def test_why_a_module_cannot_be_shared_is_on_the_page() -> None:
+    """Each reason has a row on the page about fast start."""
+    page = text_of(ROOT / "docs/preload.md")
+    found = [one for of in functions(_importing, "_fault$|^import_module$") for one in ast.walk(of)]
+    reasons = words_of([one for one in found if isinstance(one, ast.JoinedStr)])
+    assert len(reasons) >= 8
+    assert [words for words in reasons if words not in page] == []
+
+
 def test_how_a_job_can_fail_is_on_the_page() -> None:
     """Each reason for which a keeper ends its group, and each sentence about a rank that failed, has a row."""
     page = text_of(PAGE)
     own_words = (StopReason.RANK_FAILED, StopReason.FAILURE_LINGERS, StopReason.START_FAILED, StopReason.LINGERING)
     for reason in set(StopReason) - set(own_words):
         assert f"the job was ended because {reason.value} |" in page, reason
-    with open(_failures.__file__, encoding="utf-8") as file:
-        tree = ast.parse(file.read())
-    (describe,) = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == "describe"]
+    (describe,) = functions(_failures, "^describe$")
     returned = [one.value for one in ast.walk(describe) if isinstance(one, ast.Return)]
-    texts = [one.elts[0] for one in returned if isinstance(one, ast.Tuple)]
-    parts = [part for one in texts if isinstance(one, ast.JoinedStr) for part in one.values]
-    said = [part.value.strip(": ") for part in parts if isinstance(part, ast.Constant)]
-    assert len(said) > 8
+    said = words_of([one.elts[0] for one in returned if isinstance(one, ast.Tuple)])
+    assert len(said) >= 8
     for words in said:
         assert words in page.replace("(timeout_min)", ""), words
     for advice in (_failures.LOST_PEER_ADVICE, _failures.SPAWN_ADVICE):
