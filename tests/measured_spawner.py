@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from typing import Any
 
 _start = subprocess.Popen.__init__
@@ -21,3 +22,5 @@ def _start_measured(self: Any, args: Any, *more: Any, **options: Any) -> None:
 
 if "COVERAGE_PROCESS_CONFIG" in os.environ or "COVERAGE_PROCESS_START" in os.environ:
     subprocess.Popen.__init__ = _start_measured  # type: ignore[method-assign]
+    # Hydra takes a program that is traced for one that is debugged, and then hides nothing of a traceback.
+    sys.gettrace = lambda: None
