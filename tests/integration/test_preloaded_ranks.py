@@ -481,6 +481,19 @@ def test_a_plugin_and_a_module_beside_the_program(runner: Runner) -> None:
     assert log_of(runner) == "OWN PLUGIN\nbody\n"
 
 
+def test_a_module_that_is_edited_while_the_sweep_runs(runner: Runner) -> None:
+    """Ranks go on with what was imported, and the line about changed code does not say otherwise."""
+    edit = "open('good.py', 'a').write('NEW = 1\\n')"
+    body = f"import good; print('FOUND', [good.PID != os.getpid(), hasattr(good, 'NEW')]); {edit}"
+    app = write_app(runner, body, good=NOTES_PID)
+    app.write_text(f"import good\n{app.read_text()}")
+    ran = runner.python(app, *launch(runner, "[good]"), "x=1,2")
+    assert ran.returncode == 0, ran.output
+    said = "run the new code, but for what hydra.launcher.preload names, which stays as it was."
+    assert said in " ".join(ran.stdout.split())
+    assert [found(log_of(runner, job)) for job in (0, 1)] == [[True, False]] * 2
+
+
 # --- several batches, and processes that are killed
 
 WAIT = """
