@@ -216,7 +216,7 @@ def _watched_folders() -> Iterator[list[str]]:
         folders.append(plain(*args, **kwargs))
         return folders[-1]
 
-    tempfile.mkdtemp = mkdtemp  # type: ignore[assignment]
+    tempfile.mkdtemp = mkdtemp
     try:
         yield folders
     finally:
