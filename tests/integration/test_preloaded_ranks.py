@@ -494,6 +494,23 @@ def test_a_module_that_is_edited_while_the_sweep_runs(runner: Runner) -> None:
     assert [found(log_of(runner, job)) for job in (0, 1)] == [[True, False]] * 2
 
 
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [("open('app.py', 'a').write('a b')", "exit code 1"), ("os.remove('app.py')", "exit code 2")],
+    ids=["syntax", "gone"],
+)
+def test_a_program_that_cannot_be_read_any_more(runner: Runner, edit: str, words: str) -> None:
+    """The next job fails with what the interpreter says of that."""
+    logs = []
+    for preload in ("null", "[hydra]"):
+        app = write_app(runner, f"{edit} if cfg.x == 1 else None")
+        ran = runner.python(app, *launch(runner, preload), "x=1,2")
+        assert f"rank 0 failed with {words}" in ran.stdout
+        logs.append(log_of(runner, 1))
+        shutil.rmtree(runner.cwd / "sweep")
+    assert logs[0] == logs[1]
+
+
 # --- several batches, and processes that are killed
 
 WAIT = """
