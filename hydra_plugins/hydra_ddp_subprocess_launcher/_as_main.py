@@ -86,11 +86,11 @@ class _Hook:
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Be `sys.excepthook`."""
         sys.excepthook = self._hook
-        error.__traceback__ = _without_ours(trace)
+        error.__traceback__ = _without_ours(error, trace)
         self._hook(kind, error, error.__traceback__)
 
 
-def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+def _without_ours(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback from the first call that is the program's."""
     ours = __name__.rpartition(".")[0]
     shown = trace
@@ -100,7 +100,8 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
         if code.co_filename != "<string>" and not name.startswith(f"{ours}."):
             return shown
         shown = shown.tb_next
-    return trace
+    # A script that is no Python has not run at all.
+    return None if isinstance(error, SyntaxError) else trace
 
 
 def _is_container(path: str) -> bool:
@@ -108,10 +109,16 @@ def _is_container(path: str) -> bool:
 
 
 def _code(path: str) -> CodeType:
-    with io.open_code(path) as file:
-        code = pkgutil.read_code(file) if path.endswith(".pyc") else None
-    if code is None:
+    try:
         with io.open_code(path) as file:
-            code = compile(file.read(), path, "exec", dont_inherit=True)
+            code = pkgutil.read_code(file) if path.endswith(".pyc") else None
+            file.seek(0)
+            source = file.read()
+    except OSError as error:
+        # The interpreter's words, and its exit code.
+        sys.stderr.write(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
+        raise SystemExit(2) from None
+    if code is None:
+        code = compile(source, path, "exec", dont_inherit=True)
     assert isinstance(code, CodeType)
     return code

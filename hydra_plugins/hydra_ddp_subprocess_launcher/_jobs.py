@@ -149,7 +149,7 @@ class Batch:
         port = start = None
         try:
             self._hub.refuse_shared_directory(plan.run_dir, self._restarts)
-            self._sweep.sources.check(self._sweep.settings.code_changed)
+            self._sweep.sources.check(self._sweep.settings.code_changed, bool(self._sweep.settings.preload))
             port = self._sweep.reserve_port()
             place = Place(devices, port)
             start, spec = write_job(self._sweep, plan, attempt, place, self._base)

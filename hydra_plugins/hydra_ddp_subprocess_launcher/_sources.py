@@ -29,8 +29,12 @@ class SourceWatch:
         self._stamps = stamp_sources(main_script)
         self._said: set[str] = set()
 
-    def check(self, rule: OnCodeChange) -> None:
+    def check(self, rule: OnCodeChange, preloaded: bool = False) -> None:
         """Say, once a file, that it changed.
+
+        Args:
+            rule: What follows from that.
+            preloaded: Whether ranks have modules that were imported before (`preload`).
 
         Raises:
             StartError: where the rule is that no job starts then.
@@ -48,8 +52,9 @@ class SourceWatch:
         if new:
             self._said.update(new)
             _log.warning(
-                "The code changed since the sweep started: %s. Jobs that start from now on run the new code.",
+                "The code changed since the sweep started: %s. Jobs that start from now on run the new code%s.",
                 ", ".join(new),
+                ", but for what hydra.launcher.preload names, which stays as it was" if preloaded else "",
             )
 
 

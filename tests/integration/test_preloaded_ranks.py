@@ -481,6 +481,36 @@ def test_a_plugin_and_a_module_beside_the_program(runner: Runner) -> None:
     assert log_of(runner) == "OWN PLUGIN\nbody\n"
 
 
+def test_a_module_that_is_edited_while_the_sweep_runs(runner: Runner) -> None:
+    """Ranks go on with what was imported, and the line about changed code does not say otherwise."""
+    edit = "open('good.py', 'a').write('NEW = 1\\n')"
+    body = f"import good; print('FOUND', [good.PID != os.getpid(), hasattr(good, 'NEW')]); {edit}"
+    app = write_app(runner, body, good=NOTES_PID)
+    app.write_text(f"import good\n{app.read_text()}")
+    ran = runner.python(app, *launch(runner, "[good]"), "x=1,2")
+    assert ran.returncode == 0, ran.output
+    said = "run the new code, but for what hydra.launcher.preload names, which stays as it was."
+    assert said in " ".join(ran.stdout.split())
+    assert [found(log_of(runner, job)) for job in (0, 1)] == [[True, False]] * 2
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [("open('app.py', 'a').write('a b')", "exit code 1"), ("os.remove('app.py')", "exit code 2")],
+    ids=["syntax", "gone"],
+)
+def test_a_program_that_cannot_be_read_any_more(runner: Runner, edit: str, words: str) -> None:
+    """The next job fails with what the interpreter says of that."""
+    logs = []
+    for preload in ("null", "[hydra]"):
+        app = write_app(runner, f"{edit} if cfg.x == 1 else None")
+        ran = runner.python(app, *launch(runner, preload), "x=1,2")
+        assert f"rank 0 failed with {words}" in ran.stdout
+        logs.append(log_of(runner, 1))
+        shutil.rmtree(runner.cwd / "sweep")
+    assert logs[0] == logs[1]
+
+
 # --- several batches, and processes that are killed
 
 WAIT = """
