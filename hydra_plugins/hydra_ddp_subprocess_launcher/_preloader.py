@@ -63,12 +63,7 @@ def main(descriptor: int, launcher: int, output: int, errors: int) -> None:
     start = _serve(descriptor, launcher, errors)
     _forked.become_rank(start, state, output)
     end.shared = frozenset(sys.modules)
-    try:
-        _as_main.run_main(start.program)
-    except BaseException as error:
-        end.note(error)
-        raise
-    end.note(None)
+    _as_main.run_main(start.program, end.note)
 
 
 def _serve(descriptor: int, launcher: int, errors: int) -> _forked.RankStart:

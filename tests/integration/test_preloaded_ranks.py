@@ -166,7 +166,7 @@ def test_what_a_module_has_got_hold_of_at_import(runner: Runner, how: list[str])
 
 WAYS = (
     *("well", "fail", "fail_twice", "code", "negative", "text", "none", "interrupt", "at_once", "signal", "syntax"),
-    *("thread", "daemon", "busy", "hook", "at_exit", "stdout"),
+    *("thread", "daemon", "busy", "hook", "hook_exit", "at_exit", "stdout"),
 )
 
 
@@ -185,6 +185,8 @@ def test_a_forked_rank_ends_like_a_new_interpreter(runner: Runner) -> None:
         shutil.rmtree(runner.cwd / "sweep")
     (fresh_ends, fresh_logs, fresh_kept), (ends, logs, kept) = sides
     assert ends == fresh_ends
+    # An interpreter whose hook exits loses what is buffered for files; a forked rank writes it.
+    del kept["hook_exit"], fresh_kept["hook_exit"]
     assert kept == fresh_kept
     # An interpreter that printed a traceback keeps what it is about; a forked rank lets go of it.
     for way in WAYS:
