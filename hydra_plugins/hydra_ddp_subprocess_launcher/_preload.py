@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -93,6 +95,10 @@ class PreloaderLink(SpawnerLink):
         if self.ready_at == math.inf and time.monotonic() > self.ready_by and not self._told:
             self._give_up(f"importing {self._importing} takes more than {_LIMIT_S:g} s")
         self._told = True
+        if self.ready_at == math.inf and self._process.poll() is None:
+            # It leads a group, to which what modules have started belongs. Keepers, which go on, have left it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         super().kill()
 
     def close(self) -> None:

@@ -621,7 +621,9 @@ SLOW = "import os, time\nfrom pathlib import Path\nPath('importing').touch()\nti
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_the_end_of_the_launching_process_while_modules_are_imported(runner: Runner, number: int) -> None:
     """Nobody waits for an import when a sweep is stopped, and nothing of it is left."""
-    sweeping = Sweeping(runner, good=SLOW)
+    # A process that a module has started can only be ended by who is still there.
+    starts = "" if number == signal.SIGKILL else "import subprocess\nP = subprocess.Popen(['sleep', '1000'])\n"
+    sweeping = Sweeping(runner, good=f"{starts}{SLOW}")
     runner.wait_until((runner.cwd / "importing").exists)
     stopped_at = time.monotonic()
     sweeping.process.send_signal(number)
