@@ -99,6 +99,23 @@ def test_preloaders_that_are_lost_again_and_again(caplog: pytest.LogCaptureFixtu
     assert caplog.messages == ["preload: its process was lost 3 times. From now on each rank is a new interpreter"]
 
 
+def test_a_preloader_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The jobs run without, as where no file can be made in the temporary folder, and a line says so once."""
+
+    def start(*arguments: Any) -> None:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(_preload, "PreloaderLink", start)
+    preload = Preload(("torch",), PROGRAM, "CUDA_VISIBLE_DEVICES")
+    preload.begin(COMMON)
+    for number in range(2):
+        assert preload.admit(number, group()).program_at is None
+        assert preload.link() is None
+    preload.close()
+    (said,) = caplog.messages
+    assert said.startswith("preload: its process cannot be started: ") and "No usable temporary" in said
+
+
 def test_a_preloader_that_ended_before_it_got_a_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
