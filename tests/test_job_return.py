@@ -9,7 +9,7 @@ import pickle
 import threading
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import cloudpickle
@@ -101,6 +101,15 @@ def test_a_copy_is_hydras_own(again: Callable[[JobReturn], JobReturn], looked_at
     for field in fields(JobReturn):
         assert getattr(second, field.name) == getattr(first, field.name), field.name
     assert vars(second).keys() == vars(JobReturn()).keys()
+
+
+def test_one_with_another_value() -> None:
+    """Who replaces a field of a JobReturn, as of any dataclass, gets one with all the others."""
+    first = made(job_config(), Verdict(completed=True, value=0.5))
+    second = replace(first, task_name="other")
+    assert second.task_name == "other" and first.task_name == "app"
+    for one in (second, pickle.loads(pickle.dumps(second))):
+        assert (one.cfg, one.hydra_cfg, one.return_value) == (first.cfg, first.hydra_cfg, 0.5)
 
 
 def test_a_config_that_cannot_be_pickled() -> None:

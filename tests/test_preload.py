@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
 import selectors
+import socket
 import subprocess
 import sys
 import time
@@ -15,9 +17,10 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _as_main, _importing, _native, _preload
+from hydra_plugins.hydra_ddp_subprocess_launcher import _as_main, _importing, _preload, _preloader
 from hydra_plugins.hydra_ddp_subprocess_launcher._hub import Hub
 from hydra_plugins.hydra_ddp_subprocess_launcher._preload import Preload, RankProgram
+from hydra_plugins.hydra_ddp_subprocess_launcher._spawner import ENDED
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupSpec, Limits
 
 PROGRAM = RankProgram((sys.executable, "-B"), ("-m", "app"), "/")
@@ -99,6 +102,23 @@ def test_preloaders_that_are_lost_again_and_again(caplog: pytest.LogCaptureFixtu
     assert caplog.messages == ["preload: its process was lost 3 times. From now on each rank is a new interpreter"]
 
 
+def test_a_preloader_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The jobs run without, as where no file can be made in the temporary folder, and a line says so once."""
+
+    def start(*arguments: Any) -> None:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(_preload, "PreloaderLink", start)
+    preload = Preload(("torch",), PROGRAM, "CUDA_VISIBLE_DEVICES")
+    preload.begin(COMMON)
+    for number in range(2):
+        assert preload.admit(number, group()).program_at is None
+        assert preload.link() is None
+    preload.close()
+    (said,) = caplog.messages
+    assert said.startswith("preload: its process cannot be started: ") and "No usable temporary" in said
+
+
 def test_a_preloader_that_ended_before_it_got_a_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -153,6 +173,44 @@ def test_reads_of_the_environment_are_seen(tmp_path: Path, monkeypatch: pytest.M
     assert type(os.environ) is plain
 
 
+def import_all(tmp_path: Path, *modules: str) -> list[str | None]:
+    """Import modules as the preloader does, one after the other, in a process that has one thread."""
+    for number, text in enumerate(modules):
+        (tmp_path / f"module_{number}.py").write_text(text)
+    code = f"import json, sys; sys.path[:] = {[str(tmp_path), *sys.path]!r}; from {_importing.__name__} import *; "
+    code += f"print(json.dumps([import_module(f'module_{{n}}', (), ('app.py',)) for n in range({len(modules)})]))"
+    output = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=tmp_path)
+    faults: list[str | None] = json.loads(output)
+    return faults
+
+
+def test_threads_that_are_joined_at_import(tmp_path: Path) -> None:
+    """A module may have threads while it is imported: a moment after the join they are still there for the system."""
+    pool = "from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(4) as pool:\n"
+    assert import_all(tmp_path, *[f"{pool}    list(pool.map(abs, range(20)))\n"] * 30) == [None] * 30
+
+
+def test_many_threads_with_names(tmp_path: Path) -> None:
+    """As many are named as can be told, and the reason stands behind them."""
+    start = "threading.Thread(target=time.sleep, args=(60,), name=f'Worker-{number}', daemon=True).start()"
+    (fault,) = import_all(tmp_path, f"import threading, time\nfor number in range(300): {start}\n")
+    assert fault is not None and len(fault) < 200
+    assert fault.startswith("importing it starts 300 threads (Worker-0, Worker-1, ")
+    assert fault.endswith("...), which a fork would not have")
+
+
+@pytest.mark.parametrize("letter", ["x", " x", '"', "\\", "\x1b", "\n", "\0", "\udcff", "\u2028", "\U0001f600"])
+def test_a_fault_of_any_length_can_be_told(letter: str) -> None:
+    """What a module brings, such as the path of a file, is told in one note that the launching process can read."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        _preloader._tell_fault(theirs.fileno(), "module", f"opens {letter * 9000}")
+        _, length, _ = ENDED.unpack(ours.recv(ENDED.size))
+        note = json.loads(ours.recv(length).decode())
+    assert note["left_out"] == "module"
+    assert note["why"].startswith("opens") and note["why"].isprintable()
+
+
 @pytest.mark.parametrize("flags", [[], ["-I"]])
 def test_the_path_of_a_program(tmp_path: Path, flags: list[str]) -> None:
     """It begins with what the interpreter itself puts there."""
@@ -171,13 +229,6 @@ def test_the_path_of_a_program(tmp_path: Path, flags: list[str]) -> None:
         own = eval(subprocess.check_output([sys.executable, *flags, "-c", code.format(tmp_path), script], text=True))
         assert seen[: len(own)] == own
         assert len(own) == (0 if flags and name.endswith(".py") else 1)
-
-
-def test_thread_counts_that_are_no_numbers_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenMP takes lists, too; then one thread stays."""
-    monkeypatch.setattr(_native, "_loaded_libraries", lambda: pytest.fail("asked"))
-    for value in ("", "4,2", "many", "0"):
-        _native.set_thread_counts({"OMP_NUM_THREADS": value})
 
 
 def test_imports_that_take_too_long(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ import os
 import pkgutil
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
@@ -48,10 +48,14 @@ def _set_arguments(program: Sequence[str]) -> None:
     sys.argv[:] = ["-m", *program[2:]] if program[0] == "-m" else program
 
 
-def run_main(program: Sequence[str]) -> None:
+def run_main(program: Sequence[str], note: Callable[[BaseException | None], None]) -> None:
     """Run a program to its end in the `__main__` that was prepared, which modules may have got hold of.
 
     What it raises is left to the interpreter, which knows all about exit codes, SystemExit and Ctrl-C.
+
+    Args:
+        program: `-m` and a module, or a script, folder or archive, with its arguments.
+        note: Is called with what has ended it, None: it has come to its end. Once more if its `sys.excepthook` exits.
 
     Raises:
         BaseException: whatever the program raises.
@@ -65,12 +69,15 @@ def run_main(program: Sequence[str]) -> None:
             run_module("__main__", False)
         else:
             exec(_code(program[0]), vars(sys.modules["__main__"]))
-    except SystemExit:
+    except SystemExit as error:
+        note(error)
         raise
-    except BaseException:
+    except BaseException as error:
+        note(error)
         if hasattr(sys, "excepthook"):
-            sys.excepthook = _Hook(sys.excepthook)
+            sys.excepthook = _Hook(sys.excepthook, note)
         raise
+    note(None)
 
 
 class _Hook:
@@ -78,16 +85,22 @@ class _Hook:
 
     Args:
         hook: What the program has for it, or the interpreter's own.
+        note: Is called with a SystemExit by which that ends the program instead.
     """
 
-    def __init__(self, hook: Any) -> None:
+    def __init__(self, hook: Any, note: Callable[[BaseException | None], None]) -> None:
         self._hook = hook
+        self._note = note
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Be `sys.excepthook`."""
         sys.excepthook = self._hook
         error.__traceback__ = _without_ours(error, trace)
-        self._hook(kind, error, error.__traceback__)
+        try:
+            self._hook(kind, error, error.__traceback__)
+        except SystemExit as exits:
+            self._note(exits)
+            raise
 
 
 def _without_ours(error: BaseException, trace: TracebackType | None) -> TracebackType | None:

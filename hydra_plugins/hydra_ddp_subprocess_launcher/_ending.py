@@ -21,6 +21,8 @@ from ._setup import Sweep
 from ._words import counted
 
 _log = logging.getLogger(__name__)
+# Attribute of a KeyboardInterrupt that needs no traceback.
+_SAID = "_hydra_ddp_has_said_why"
 # What a batch listens to; to SIGCONT, as a shell may have written onto the board while this process was stopped.
 HEARD = (*_signals.STOP_SIGNALS, *_signals.FORWARDED_SIGNALS, *_signals.CONTINUED)
 
@@ -156,9 +158,11 @@ def _end_without_traceback(error: KeyboardInterrupt) -> None:
     """
     if sys.excepthook is not sys.__excepthook__ or os.environ.get("HYDRA_FULL_ERROR") == "1":
         return
+    # The hook does not hold the exception, which holds the sweep: whoever catches it may go on for long.
+    vars(error)[_SAID] = True
 
     def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-        if value is not error:
+        if _SAID not in vars(value):
             sys.__excepthook__(kind, value, trace)
 
     sys.excepthook = hook

@@ -16,6 +16,7 @@ import stat
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Collection, ItemsView, Iterable, Iterator, Sequence, ValuesView
 from pathlib import Path
 from types import FrameType
@@ -37,8 +38,13 @@ _OPENS_CUDA = "nvidia-uvm"
 # Who goes through all variables looks for others, as tqdm does, which torch imports.
 _LISTING = (ItemsView.__iter__.__code__, ValuesView.__iter__.__code__)
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-# Letters of an error's message that are told.
+# Letters that are told of an error's message, of the names of threads, and of all that speaks against a module: a note
+# takes no more.
 _LONGEST_MESSAGE = 500
+_LONGEST_NAMES = 100
+_LONGEST_FAULT = 800
+# Seconds for threads that have been joined to be gone for the system as well.
+_JOINED_GONE_S = 0.5
 
 
 def import_module(name: str, varying: Collection[str], program: Sequence[str]) -> str | None:
@@ -104,11 +110,16 @@ def _message_of(error: BaseException) -> str:
         message = str(error)
     except Exception:  # noqa: BLE001  (it is a module's own)
         return "its message cannot be made"
-    line = " ".join("".join(letter if letter.isprintable() else " " for letter in message).split())
+    return one_line(message, _LONGEST_MESSAGE)
+
+
+def one_line(text: str, longest: int = _LONGEST_FAULT) -> str:
+    """Return a text in one line that can be sent and shown, of so many letters at most."""
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     # The launching process shows it on a stream of the same encoding.
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     line = line.encode(encoding, "backslashreplace").decode(encoding)
-    return line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]}..."
+    return line if len(line) <= longest else f"{line[:longest]}..."
 
 
 def copied_fault(what: str, before: Collection[int]) -> str | None:
@@ -118,10 +129,10 @@ def copied_fault(what: str, before: Collection[int]) -> str | None:
         what: Has brought it about.
         before: Descriptors that were open before.
     """
-    count = _process.thread_count()
+    count = _lasting_threads()
     if count > 1:
         names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
-        which = f" ({', '.join(names)})" if names else ""
+        which = f" ({one_line(', '.join(names), _LONGEST_NAMES)})" if names else ""
         return f"{what} starts {counted(count - 1, 'thread')}{which}, which a fork would not have"
     if _cuda_is_initialised():
         return f"{what} initialises CUDA, which a fork could not use"
@@ -135,6 +146,14 @@ def copied_fault(what: str, before: Collection[int]) -> str | None:
         if descriptor not in before and _has_state(descriptor):
             return f"{what} opens {_target_of(descriptor)}, which would be shared"
     return None
+
+
+def _lasting_threads() -> int:
+    """Return the number of threads, without those that are over but for a few instructions, as after a join."""
+    until = time.monotonic() + _JOINED_GONE_S
+    while (count := _process.thread_count()) > threading.active_count() and time.monotonic() < until:
+        time.sleep(0.001)
+    return count
 
 
 def _has_shared_memory() -> bool:

@@ -33,7 +33,7 @@ def make_job_return(
     """
     if config is not None and kept is None:
         kept = KeptConfig.put_by(config)
-    job_return = JobReturn() if kept is None else _KeptJobReturn(kept)
+    job_return = JobReturn() if kept is None else _KeptJobReturn.of(kept)
     job_return.overrides, job_return.task_name = list(overrides), JobRuntime.instance().get("name")
     job_return.status = JobStatus.COMPLETED if verdict.completed else JobStatus.FAILED
     job_return._return_value = verdict.value
@@ -54,17 +54,19 @@ def make_job_return(
 class _KeptJobReturn(JobReturn):
     """A JobReturn whose configs are loaded when they are first looked at: live, those of 500 jobs would take 70 MB.
 
-    Whoever pickles or copies it gets a plain one.
-
-    Args:
-        kept: Frozen config.
+    Whoever pickles or copies it gets a plain one. `dataclasses.replace` makes one that has its configs at once.
     """
 
-    def __init__(self, kept: KeptConfig) -> None:
-        super().__init__()
-        self._kept = kept
+    _kept: KeptConfig
+
+    @classmethod
+    def of(cls, kept: KeptConfig) -> _KeptJobReturn:
+        """Return one with this frozen config."""
+        job_return = cls()
+        job_return._kept = kept
         # Then they are looked for in the class.
-        del self.cfg, self.hydra_cfg
+        del job_return.cfg, job_return.hydra_cfg
+        return job_return
 
     @functools.cached_property
     def cfg(self) -> DictConfig:  # type: ignore[override]

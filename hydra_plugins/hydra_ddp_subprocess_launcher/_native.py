@@ -50,18 +50,18 @@ def set_thread_counts(environment: Mapping[str, str]) -> None:
     libraries = [(os.path.basename(path), path) for path in _loaded_libraries()]
     for name, path in libraries:
         if name.startswith(_OPENMP):
-            library = ctypes.CDLL(path)
-            # Another number is the choice of a module that was imported.
-            if library.omp_get_max_threads() == 1:
+            library = _loaded(path)
+            # Another number is the choice of a module that was imported. A plugin of such a library has no say in it.
+            if hasattr(library, "omp_set_num_threads") and library.omp_get_max_threads() == 1:
                 library.omp_set_num_threads(int(wanted))
         elif "openblas" in name:
             chosen = environment.get("OPENBLAS_NUM_THREADS", wanted)
-            _set_openblas(ctypes.CDLL(path), chosen)
+            _set_openblas(_loaded(path), chosen)
     torch = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() in (1, int(wanted)):
         # As torch does it itself when it is first used: MKL uses no more threads than there are cores.
         core = next((path for name, path in libraries if name.startswith("libtorch_cpu")), None)
-        most = getattr(ctypes.CDLL(core), "mkl_get_max_threads", None) if core is not None else None
+        most = getattr(_loaded(core), "mkl_get_max_threads", None) if core is not None else None
         torch.set_num_threads(int(wanted) if most is None else most())
 
 
@@ -106,12 +106,30 @@ def freeze_all_but(kept: Sequence[object]) -> None:
         ctypes.pythonapi.PyObject_GC_Track(ctypes.py_object(one))
 
 
+class _LoadedObject(ctypes.Structure):
+    # How `struct dl_phdr_info` begins.
+    _fields_ = (("address", ctypes.c_void_p), ("name", ctypes.c_char_p))
+
+
 def _loaded_libraries() -> list[str]:
-    try:
-        lines = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
-    except OSError:
-        return []
-    return list(dict.fromkeys(line[line.index("/") :] for line in lines if ".so" in line and "/" in line))
+    """Return the libraries of this process, by the names under which the linker finds them without a look at the disk.
+
+    Another version may have been installed since then.
+    """
+    found = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_LoadedObject), ctypes.c_size_t, ctypes.c_void_p)
+    def take(loaded: Any, _size: int, _data: object) -> int:
+        found.append(os.fsdecode(loaded.contents.name or b""))
+        return 0
+
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).dl_iterate_phdr(take, None)
+    return [name for name in found if name]
+
+
+def _loaded(name: str) -> ctypes.CDLL:
+    return ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
 
 
 def show_command(argv: Sequence[str], environment: Mapping[str, str]) -> None:

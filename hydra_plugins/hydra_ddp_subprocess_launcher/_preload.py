@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -93,6 +95,10 @@ class PreloaderLink(SpawnerLink):
         if self.ready_at == math.inf and time.monotonic() > self.ready_by and not self._told:
             self._give_up(f"importing {self._importing} takes more than {_LIMIT_S:g} s")
         self._told = True
+        if self.ready_at == math.inf and self._process.poll() is None:
+            # It leads a group, to which what modules have started belongs. Keepers, which go on, have left it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         super().kill()
 
     def close(self) -> None:
@@ -165,10 +171,7 @@ class Preload:
         """
         if self._shared is None:
             self._shared = self._shared_part(environment)
-            try:
-                self.link()
-            except OSError as error:
-                _log.debug("The preloader cannot be started as yet: %s", error)
+            self.link()
 
     def admit(self, number: int, spec: GroupSpec) -> GroupSpec:
         """Return a group with the permission to be forked, if it can be; else say why not, once a reason."""
@@ -184,11 +187,7 @@ class Preload:
         return replace(spec, program_at=len(self._program.interpreter))
 
     def link(self) -> SpawnerLink | None:
-        """Return the preloader, a new one if the last one was lost; None: it has been given up.
-
-        Raises:
-            OSError: when it cannot be started.
-        """
+        """Return the preloader, a new one if the last one was lost; None: it has been given up."""
         if self._given_up or self._shared is None:
             return None
         if self._link is not None and self._link.lost:
@@ -203,7 +202,15 @@ class Preload:
             varying = (*_environment.RANK_VARIABLES, self._device_env_var, *_WHILE_IMPORTING)
             spec = PreloaderSpec(tuple(modules), self._program.program, varying)
             environment = {**self._shared, **_WHILE_IMPORTING}
-            self._link = PreloaderLink(self._program, spec, environment)
+            try:
+                self._link = PreloaderLink(self._program, spec, environment)
+            except OSError as error:
+                # Whether that is in the way of ranks as well, these say themselves.
+                _log.warning(
+                    "preload: its process cannot be started: %s. From now on each rank is a new interpreter", error
+                )
+                self._lost = _MOST_LOST
+                return None
         return self._link
 
     @property

@@ -49,13 +49,13 @@ def main(descriptor: int, launcher: int, output: int, errors: int) -> None:
     _as_main.prepare_main(spec.program)
     fault = _importing.copied_fault("what starts with the interpreter (sitecustomize, a .pth file)", {0, 1, 2, *own})
     if fault is not None:
-        _tell(descriptor, {"left_out": "everything", "why": fault})
+        _tell_fault(descriptor, "everything", fault)
         _start_over(spec, [], environment, (descriptor, launcher, output, errors))
     for name in spec.modules:
         _tell(descriptor, {"importing": name})
         fault = _importing.import_module(name, frozenset(spec.varying), spec.program)
         if fault is not None:
-            _tell(descriptor, {"left_out": name, "why": fault})
+            _tell_fault(descriptor, name, fault)
             left = [module for module in spec.modules if module != name]
             _start_over(spec, left, environment, (descriptor, launcher, output, errors))
     earlier = {name: value for name, value in environment.items() if name != SPEC_VARIABLE}
@@ -63,12 +63,7 @@ def main(descriptor: int, launcher: int, output: int, errors: int) -> None:
     start = _serve(descriptor, launcher, errors)
     _forked.become_rank(start, state, output)
     end.shared = frozenset(sys.modules)
-    try:
-        _as_main.run_main(start.program)
-    except BaseException as error:
-        end.note(error)
-        raise
-    end.note(None)
+    _as_main.run_main(start.program, end.note)
 
 
 def _serve(descriptor: int, launcher: int, errors: int) -> _forked.RankStart:
@@ -104,6 +99,11 @@ def _tell(descriptor: int, news: Mapping[str, object]) -> None:
     with socket.socket(fileno=os.dup(descriptor)) as sock:
         # Escapes would make it longer than a note can be.
         _spawner.send_note(sock, json.dumps(news, ensure_ascii=False))
+
+
+def _tell_fault(descriptor: int, what: str, fault: str) -> None:
+    # Such as a path of several thousand letters.
+    _tell(descriptor, {"left_out": what, "why": _importing.one_line(fault)})
 
 
 def _start_over(

@@ -55,6 +55,11 @@ def fail_with_hook() -> None:
     fail()
 
 
+def exit_in_hook() -> None:
+    sys.excepthook = lambda kind, error, trace: sys.exit(9)
+    fail()
+
+
 def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
@@ -84,6 +89,7 @@ WAYS = {
     "daemon": run_daemon,
     "busy": run_busy,
     "hook": fail_with_hook,
+    "hook_exit": exit_in_hook,
     "at_exit": fail_at_exit,
     "stdout": close_stdout,
 }
