@@ -6,16 +6,21 @@ import argparse
 import importlib.util
 import os
 import re
+import shlex
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from documented import CONTRIBUTING, DOCS, PAGES, ROOT, Block, blocks, config, text_of
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _cli
 from hydra_plugins.hydra_ddp_subprocess_launcher import config as options
+from hydra_plugins.hydra_ddp_subprocess_launcher._cluster import read_cluster
+from hydra_plugins.hydra_ddp_subprocess_launcher._settings import read_settings
 
 if TYPE_CHECKING:
     from conftest import Ran, Runner
@@ -214,6 +219,54 @@ def test_no_page_names_an_option_that_is_not_there(page: Path) -> None:
     assert set(re.findall(r"hydra\.launcher\.([a-z]\w*)", ours)) <= known
     in_code = re.findall(r"`([a-z]+_[a-z_0-9]+)(?:=[^`]*)?`", ours)
     assert set(in_code) <= known | OTHERS
+
+
+def spans(page: Path) -> list[str]:
+    """Return what stands in code within the lines of a page, but for what other launchers have."""
+    text = re.sub(r"```.*?```", "", text_of(page), flags=re.DOTALL)
+    ours = re.sub(r"^\| .*? \|", "", text, flags=re.MULTILINE) if page == MOVING else text
+    return re.findall(r"`([^`\n]+)`", ours)
+
+
+def values_of(span: str) -> dict[str, Any]:
+    """Return the options of the launcher that a piece of code sets; none where it is a command, or to be filled in."""
+    if span.startswith(("python", "hydra-ddp", "pip")) or "…" in span:
+        return {}
+    parser, found = OverridesParser.create(), {}
+    for word in shlex.split(span):
+        match = re.fullmatch(r"\+?(hydra\.launcher\.)?([a-z]\w*)=(.*)", word)
+        # Without the prefix `devices=2` is Lightning's.
+        if match and (match[1] or match[2] != "devices" or match[3].startswith("[")):
+            found[match[2]] = parser.parse_override(f"{match[2]}={match[3]}").value()
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_values_that_a_page_names_can_be_used(page: Path) -> None:
+    """What stands in code as `NAME=VALUE` is taken by a launcher that has such an option."""
+    known = known_options()
+    for span in spans(page):
+        set_here = values_of(span)
+        has = [name for name, of in known.items() if set_here and set(set_here) <= of]
+        if not has:
+            assert not any(f"hydra.launcher.{name}=" in span for name in set_here), span
+            continue
+        conf = OmegaConf.merge(OmegaConf.structured(getattr(options, has[0])), set_here)
+        taken = OmegaConf.to_container(conf, resolve=False)
+        if has[0] == options.DDPSubprocessLauncherConf.__name__:
+            read_settings(taken)
+        else:
+            read_cluster(taken, "slurm" if "Slurm" in has[0] else "local")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_forms_of_hydra_ddp_that_a_page_names_are_understood(page: Path) -> None:
+    """Those in tables and within lines, with what is in brackets and without it."""
+    filled = {"JOB": "0", "RANK": "1", "N": "0", "SWEEP_DIR": ".", "FILE": "a.svg", "FILE.svg": "a.svg"}
+    for span in spans(page):
+        if re.match(r"hydra-ddp \w+ ", span):  # Otherwise it is the name of a sub-command.
+            for form in (re.sub(r"\[[^]]*\]", "", span), re.sub(r"[][]", "", span)):
+                _cli._parser().parse_args([filled.get(word, word) for word in form.split()[1:]])
 
 
 def test_each_sub_command_of_hydra_ddp_is_documented() -> None:

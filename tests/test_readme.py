@@ -6,7 +6,9 @@ import ast
 import re
 from collections.abc import Iterable
 from dataclasses import fields
+from enum import Enum
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 from omegaconf import OmegaConf
@@ -46,6 +48,26 @@ def test_the_options_tables_have_every_option_with_its_default() -> None:
         *defaults(local, options(local, *queue, slurm)),
     ]
     assert re.findall(r"^\| `(\w+)` \| `([^`]*)` \| \S", README, re.MULTILINE) == expected
+
+
+def test_the_words_that_an_option_may_take_are_in_its_row_and_in_its_comment() -> None:
+    """Who reads the table of README, or the page with the options, knows all words to choose from."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher.config")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", README, re.MULTILINE))
+    page = (ROOT / "docs/options.md").read_text(encoding="utf-8")
+    confs = (config.DDPSubprocessLauncherConf, config.DDPSubmititSlurmConf)
+    types = {name: hint for conf in confs for name, hint in get_type_hints(conf).items()}
+    words = {
+        name: [word.value for word in one]
+        for name, hint in types.items()
+        for one in (hint, *get_args(hint))
+        if isinstance(one, type) and issubclass(one, Enum)
+    }
+    assert len(words) >= 6
+    for name, some in words.items():
+        (comment,) = set(re.findall(rf"^### {name}\n\n(.*)$", page, re.MULTILINE))
+        assert [word for word in some if f"`{word}`" not in rows[name]] == [], name
+        assert [word for word in some if re.search(rf"\b{word}\b", comment) is None] == [], name
 
 
 def test_every_option_has_a_comment() -> None:
