@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from documented import CONTRIBUTING, DOCS, PAGES, ROOT, Block, blocks, config, text_of
+from documented import CONTRIBUTING, DOCS, PAGES, README, ROOT, Block, blocks, config, text_of
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+from hydra_plugins.hydra_ddp_subprocess_launcher import __version__ as version
 from hydra_plugins.hydra_ddp_subprocess_launcher import _cli
 from hydra_plugins.hydra_ddp_subprocess_launcher import config as options
 from hydra_plugins.hydra_ddp_subprocess_launcher._cluster import read_cluster
@@ -43,7 +44,6 @@ if __name__ == "__main__":
 """
 CONFIG = "lr: 0.1\nmodel: mlp\nseed: 0\ntrainer: {devices: 1}\n"
 FAQ = ROOT / "docs/faq.md"
-README = ROOT / "README.md"
 MOVING = ROOT / "docs/moving.md"
 SLURM = ROOT / "docs/slurm.md"
 DRY_RUN = "hydra.launcher.dry_run=true"
@@ -152,9 +152,10 @@ def test_the_command_for_a_cluster_submits(project: Runner, slurm: SlurmCluster)
     ]
 
 
-def test_the_config_that_chooses_the_launcher(project: Runner) -> None:
+@pytest.mark.parametrize("page", [README, MOVING], ids=lambda page: page.stem)
+def test_the_config_that_chooses_the_launcher(project: Runner, page: Path) -> None:
     """With the lines of the page in the config, plain `python train.py` starts two ranks."""
-    (project.cwd / "conf/config.yaml").write_text(config(MOVING, "config") + CONFIG)
+    (project.cwd / "conf/config.yaml").write_text(config(page, "config") + CONFIG)
     ran = start(project, "python train.py")
     assert ran.returncode == 0, ran.output
     assert "2 ranks each" in ran.output
@@ -283,6 +284,30 @@ def test_the_modules_that_contributing_names_are_there() -> None:
     names = set(re.findall(r"(?<![\w/])_[a-z]+(?:_[a-z]+)*\b", text_of(CONTRIBUTING)))
     assert {name for name in names if not (package / f"{name}.py").exists()} == set()
     assert len(names) > 20
+
+
+def test_what_contributing_tells_to_type_is_there() -> None:
+    """Files, sessions of nox and tests that its commands name."""
+    text = text_of(CONTRIBUTING)
+    for file in re.findall(r"\b(?:tests|docs)/[\w/-]+\.\w+", text):
+        assert (ROOT / file).exists(), file
+    sessions = re.findall(r"^@nox\.session.*\n(?:@.*\n)*def (\w+)\(", text_of(ROOT / "noxfile.py"), re.MULTILINE)
+    for named in re.findall(r"nox -s ([\w ]+)`", text):
+        assert set(named.split()) <= set(sessions)
+    (listed,) = re.findall(r"lists the sessions: ([^.]*(?:\.\d[^.]*)*)\.", text)
+    assert set(re.findall(r"`(\w+)`", listed)) == set(sessions)
+    for file, words in re.findall(r"pytest (\S+) -k (\w+)", text):
+        assert re.search(rf"def test_\w*{words}", text_of(ROOT / file))
+
+
+def test_version_and_changelog() -> None:
+    """The citation has the package's version, and the changelog the form of Keep a Changelog."""
+    assert f"\nversion: {version}\n" in text_of(ROOT / "CITATION.cff")
+    changes = text_of(ROOT / "CHANGELOG.md")
+    for heading in re.findall(r"^## (.*)$", changes, re.MULTILINE):
+        assert re.fullmatch(r"\[Unreleased\]|\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", heading), heading
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert set(re.findall(r"^### (.*)$", changes, re.MULTILINE)) <= kinds
 
 
 # --- links
