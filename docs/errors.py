@@ -27,17 +27,30 @@ SPOKEN = {
     "_METADATA": "one of these",
     "count": "n jobs",
     "most": "n",
+    "MOST_HELD": "n",
 }
 RETURNED = {
     "how_to_cancel": "Cancel it by scancel JOB_ID",
     "in_words": "When and how it ended.",
     "who_is_left": "process PID",
 }
-# A message with fewer words of its own than these only hands on another one.
-LEAST_WORDS = 4
+# A message with fewer words of its own than these only hands on another one; so does one that begins with another.
+LEAST_WORDS = 3
+LEAST_AFTER_ANOTHER = 4
+# These write to stderr what Python itself would say.
+AS_PYTHON = ("_as_main",)
 SECTIONS = {
     "Options": ("_settings", "_cluster", "_schedule", "_prepare", "_devices", "_line", "_debug", "_locks", "_hub"),
-    "How the sweep is started": ("_environment", "_machine", "_entry", "_program", "_rank", "_sources", "_footprint"),
+    "How the sweep is started": (
+        "ddp_subprocess_launcher",
+        "_environment",
+        "_machine",
+        "_entry",
+        "_program",
+        "_rank",
+        "_sources",
+        "_footprint",
+    ),
     "Directories and earlier runs": (
         "_claim",
         "_books",
@@ -74,6 +87,8 @@ command that repeats it.
 | RANK was killed by signal 9 (SIGKILL) | the system, or somebody, killed it | often it is out of memory: see `dmesg`, and the memory limit of the container or allocation |
 | RANK was killed by signal N (NAME) | a crash in C code (SIGSEGV, SIGBUS, SIGABRT), or somebody's `kill` | start it with `PYTHONFAULTHANDLER=1`; its Python stack is then in its log |
 | RANK ended with exit code 0 but did not finish the job | it left before `main()` was done, as by `os._exit(0)`, or never called this sweep's `hydra.main` function | let it return, or raise |
+| RANK failed: its outcome cannot be stored: REASON: FOLDER | the disk is full, or the run directory cannot be written any more | make room, and go on with `resume=failed` |
+| The run directory RUN_DIR cannot be used any more: REASON | the disk is full, or somebody removed the directory or its files while the job ran | mend that, and go on with `resume=failed` |
 | RANK could not be started: REASON | the system refused it, or there is no such command in `wrapper` | mend that |
 | RANK failed, and its process had not ended 1 s later | after its error the tear-down waited, often for the other ranks | mend the error; the stacks in its log tell where it waited |
 | …; RANKS were then ended by the launcher | they would have waited for the one that failed | nothing |
@@ -109,14 +124,17 @@ def messages() -> dict[str, list[str]]:
     found = {}
     for file in sorted(PACKAGE.glob("*.py")):
         tree = ast.parse(file.read_text(encoding="utf-8"))
-        said = [one for one in dict.fromkeys(_messages(tree)) if _own_words(one) >= LEAST_WORDS]
+        if file.stem in AS_PYTHON:
+            continue
+        said = [one for one in dict.fromkeys(_messages(tree)) if _is_own(one)]
         if said:
             found[file.stem] = said
     return found
 
 
-def _own_words(message: str) -> int:
-    return sum(word.islower() for word in re.findall(r"[A-Za-z]+", message))
+def _is_own(message: str) -> bool:
+    words = sum(word.islower() for word in re.findall(r"[A-Za-z]+", message))
+    return words >= (LEAST_AFTER_ANOTHER if re.match("[A-Z]{2}", message) else LEAST_WORDS)
 
 
 def _messages(tree: ast.Module) -> Iterator[str]:
@@ -124,7 +142,7 @@ def _messages(tree: ast.Module) -> Iterator[str]:
     calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call)]
     for call in sorted(calls, key=lambda one: (one.lineno, one.col_offset)):
         name = call.func.id if isinstance(call.func, ast.Name) else ""
-        if name in ERRORS:
+        if name in ERRORS or ast.unparse(call.func) == "sys.stderr.write":
             yield from _texts(call.args[0], functions)
         elif _warns(call):
             yield from _texts(call, functions)
@@ -141,7 +159,8 @@ def _texts(made: ast.expr, functions: dict[str, ast.FunctionDef]) -> Iterator[st
         first, *others = made.args
         text = CONSTANTS[first.id] if isinstance(first, ast.Name) else ast.literal_eval(first)
         names = map(spoken, others)
-        yield _tidy(re.sub(r"%[sdg]", lambda _: next(names), text))
+        # What is hung on to a word is there in some cases only.
+        yield _tidy(re.sub(r"([a-z]?)%[sdg]", lambda at: at[1] or next(names), text))
     elif isinstance(made, ast.Constant | ast.JoinedStr):
         yield _tidy(_filled(made))
     elif isinstance(made, ast.Call) and isinstance(made.func, ast.Name) and made.func.id in functions:
@@ -195,6 +214,8 @@ def _name_within(made: ast.expr) -> str:
     if isinstance(made, ast.Subscript):
         key = made.slice.value if isinstance(made.slice, ast.Constant) else None
         return key if isinstance(key, str) else _name_within(made.value)
+    if isinstance(made, ast.BinOp):
+        return _name_within(made.left)
     if isinstance(made, ast.IfExp):
         return _name_within(made.orelse if isinstance(made.body, ast.Constant) else made.body)
     return _name_within(made.values[0]) if isinstance(made, ast.BoolOp) else "…"

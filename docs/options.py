@@ -27,8 +27,8 @@ them all, with their values:
 python train.py hydra/launcher=ddp_subprocess --cfg hydra -p hydra.launcher
 ```
 
-An unknown name, or a value that cannot be used, is an error before any process starts. It names the option and what is
-valid.
+An unknown name, or a value that cannot be used, is an error before any process starts. It names the option, and for a
+value what is valid.
 """
 SUBMITIT = """\
 The other options are those of Hydra's launcher `{launcher}`, with the same defaults; its documentation explains them:

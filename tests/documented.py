@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
-PAGES = [ROOT / "README.md", *DOCS]
+PAGES = [README, *DOCS]
 # A comment that is not shown, directly before a block, tells the tests what is particular about it.
 _BLOCK = re.compile(r"(?:<!-- (?P<mark>[^\n]*) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)```", re.DOTALL)
-# A command in a table or within a line, and, as README has it, one that is indented.
+# A command in a table or within a line, and one that is indented.
 _IN_LINE = re.compile(r"`(?P<command>python train\.py [^`]*)`")
 _INDENTED = re.compile(r"^    (?:\$ )?(?P<command>(?:python|hydra-ddp) (?:[^\n]*\\\n)*[^\n]*)$", re.MULTILINE)
 # Likewise, with the host on which it is typed.
 _ON_HOSTS = re.compile(r"^    host-\w\$ (?P<command>(?:[^\n]*\\\n)*[^\n]*)$", re.MULTILINE)
+# What README tells to type first: install, and run.
+_QUICK_START = re.compile(r"^    python3 -m pip install [^&\n]* && python3 (?P<run>example_app/[^\n]*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ def blocks(page: Path) -> list[Block]:
     inside = re.compile(r"```\w+\n.*?```", re.DOTALL).sub(lambda match: " " * len(match[0]), text)
     found += [
         (match.start(), Block("bash", "", (match["command"].replace("\\\n", " "),)))
-        for pattern in (_IN_LINE, *([_INDENTED] if page.name == "README.md" else []))
+        for pattern in (_IN_LINE, _INDENTED)
         for match in pattern.finditer(inside)
         if "…" not in match["command"]
     ]
@@ -60,3 +64,9 @@ def config(page: Path, mark: str) -> str:
     """Return the one piece of config of a page that has a mark."""
     (found,) = [block for block in blocks(page) if block.kind == "yaml" and block.mark == mark]
     return "\n".join(found.lines) + "\n"
+
+
+def quick_start() -> list[str]:
+    """Return program and arguments of the example that README starts with."""
+    (run,) = _QUICK_START.findall(text_of(README))
+    return shlex.split(run)

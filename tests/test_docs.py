@@ -6,16 +6,22 @@ import argparse
 import importlib.util
 import os
 import re
+import shlex
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from documented import CONTRIBUTING, DOCS, PAGES, ROOT, Block, blocks, config, text_of
+from documented import CONTRIBUTING, DOCS, PAGES, README, ROOT, Block, blocks, config, text_of
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
+from hydra_plugins.hydra_ddp_subprocess_launcher import __version__ as version
 from hydra_plugins.hydra_ddp_subprocess_launcher import _cli
 from hydra_plugins.hydra_ddp_subprocess_launcher import config as options
+from hydra_plugins.hydra_ddp_subprocess_launcher._cluster import read_cluster
+from hydra_plugins.hydra_ddp_subprocess_launcher._settings import read_settings
 
 if TYPE_CHECKING:
     from conftest import Ran, Runner
@@ -38,7 +44,6 @@ if __name__ == "__main__":
 """
 CONFIG = "lr: 0.1\nmodel: mlp\nseed: 0\ntrainer: {devices: 1}\n"
 FAQ = ROOT / "docs/faq.md"
-README = ROOT / "README.md"
 MOVING = ROOT / "docs/moving.md"
 SLURM = ROOT / "docs/slurm.md"
 DRY_RUN = "hydra.launcher.dry_run=true"
@@ -147,9 +152,10 @@ def test_the_command_for_a_cluster_submits(project: Runner, slurm: SlurmCluster)
     ]
 
 
-def test_the_config_that_chooses_the_launcher(project: Runner) -> None:
+@pytest.mark.parametrize("page", [README, MOVING], ids=lambda page: page.stem)
+def test_the_config_that_chooses_the_launcher(project: Runner, page: Path) -> None:
     """With the lines of the page in the config, plain `python train.py` starts two ranks."""
-    (project.cwd / "conf/config.yaml").write_text(config(MOVING, "config") + CONFIG)
+    (project.cwd / "conf/config.yaml").write_text(config(page, "config") + CONFIG)
     ran = start(project, "python train.py")
     assert ran.returncode == 0, ran.output
     assert "2 ranks each" in ran.output
@@ -216,6 +222,54 @@ def test_no_page_names_an_option_that_is_not_there(page: Path) -> None:
     assert set(in_code) <= known | OTHERS
 
 
+def spans(page: Path) -> list[str]:
+    """Return what stands in code within the lines of a page, but for what other launchers have."""
+    text = re.sub(r"```.*?```", "", text_of(page), flags=re.DOTALL)
+    ours = re.sub(r"^\| .*? \|", "", text, flags=re.MULTILINE) if page == MOVING else text
+    return re.findall(r"`([^`\n]+)`", ours)
+
+
+def values_of(span: str) -> dict[str, Any]:
+    """Return the options of the launcher that a piece of code sets; none where it is a command, or to be filled in."""
+    if span.startswith(("python", "hydra-ddp", "pip")) or "…" in span:
+        return {}
+    parser, found = OverridesParser.create(), {}
+    for word in shlex.split(span):
+        match = re.fullmatch(r"\+?(hydra\.launcher\.)?([a-z]\w*)=(.*)", word)
+        # Without the prefix `devices=2` is Lightning's.
+        if match and (match[1] or match[2] != "devices" or match[3].startswith("[")):
+            found[match[2]] = parser.parse_override(f"{match[2]}={match[3]}").value()
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_values_that_a_page_names_can_be_used(page: Path) -> None:
+    """What stands in code as `NAME=VALUE` is taken by a launcher that has such an option."""
+    known = known_options()
+    for span in spans(page):
+        set_here = values_of(span)
+        has = [name for name, of in known.items() if set_here and set(set_here) <= of]
+        if not has:
+            assert not any(f"hydra.launcher.{name}=" in span for name in set_here), span
+            continue
+        conf = OmegaConf.merge(OmegaConf.structured(getattr(options, has[0])), set_here)
+        taken = OmegaConf.to_container(conf, resolve=False)
+        if has[0] == options.DDPSubprocessLauncherConf.__name__:
+            read_settings(taken)
+        else:
+            read_cluster(taken, "slurm" if "Slurm" in has[0] else "local")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_forms_of_hydra_ddp_that_a_page_names_are_understood(page: Path) -> None:
+    """Those in tables and within lines, with what is in brackets and without it."""
+    filled = {"JOB": "0", "RANK": "1", "N": "0", "SWEEP_DIR": ".", "FILE": "a.svg", "FILE.svg": "a.svg"}
+    for span in spans(page):
+        if re.match(r"hydra-ddp \w+ ", span):  # Otherwise it is the name of a sub-command.
+            for form in (re.sub(r"\[[^]]*\]", "", span), re.sub(r"[][]", "", span)):
+                _cli._parser().parse_args([filled.get(word, word) for word in form.split()[1:]])
+
+
 def test_each_sub_command_of_hydra_ddp_is_documented() -> None:
     """It stands with its name in README and on the page about logs."""
     parser = _cli._parser()
@@ -230,6 +284,30 @@ def test_the_modules_that_contributing_names_are_there() -> None:
     names = set(re.findall(r"(?<![\w/])_[a-z]+(?:_[a-z]+)*\b", text_of(CONTRIBUTING)))
     assert {name for name in names if not (package / f"{name}.py").exists()} == set()
     assert len(names) > 20
+
+
+def test_what_contributing_tells_to_type_is_there() -> None:
+    """Files, sessions of nox and tests that its commands name."""
+    text = text_of(CONTRIBUTING)
+    for file in re.findall(r"\b(?:tests|docs)/[\w/-]+\.\w+", text):
+        assert (ROOT / file).exists(), file
+    sessions = re.findall(r"^@nox\.session.*\n(?:@.*\n)*def (\w+)\(", text_of(ROOT / "noxfile.py"), re.MULTILINE)
+    for named in re.findall(r"nox -s ([\w ]+)`", text):
+        assert set(named.split()) <= set(sessions)
+    (listed,) = re.findall(r"lists the sessions: ([^.]*(?:\.\d[^.]*)*)\.", text)
+    assert set(re.findall(r"`(\w+)`", listed)) == set(sessions)
+    for file, words in re.findall(r"pytest (\S+) -k (\w+)", text):
+        assert re.search(rf"def test_\w*{words}", text_of(ROOT / file))
+
+
+def test_version_and_changelog() -> None:
+    """The citation has the package's version, and the changelog the form of Keep a Changelog."""
+    assert f"\nversion: {version}\n" in text_of(ROOT / "CITATION.cff")
+    changes = text_of(ROOT / "CHANGELOG.md")
+    for heading in re.findall(r"^## (.*)$", changes, re.MULTILINE):
+        assert re.fullmatch(r"\[Unreleased\]|\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", heading), heading
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert set(re.findall(r"^### (.*)$", changes, re.MULTILINE)) <= kinds
 
 
 # --- links

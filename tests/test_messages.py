@@ -18,6 +18,9 @@ PAGE = ROOT / "docs/errors.md"
 ENOUGH = {
     "hydra.launcher.preload has no effect: REASON",
     "It runs on NNODES nodes, but GONE.",
+    "The sweep cannot begin: GONE.",
+    "Node JOB cannot go on: GONE.",
+    "#JOB : is not preloaded: WHY",
     "This job was not run: WHY.",
     "N JOBS failed (max_failures=N): no more jobs are started",
     "Stopped by STOPPED_BY: LEFT of JOBS jobs did not complete",

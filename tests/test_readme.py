@@ -6,7 +6,9 @@ import ast
 import re
 from collections.abc import Iterable
 from dataclasses import fields
+from enum import Enum
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 from omegaconf import OmegaConf
@@ -36,16 +38,47 @@ def options(conf: type, *without: type) -> list[str]:
 
 
 def test_the_options_tables_have_every_option_with_its_default() -> None:
-    """Names, order and defaults of the tables are those of the dataclasses."""
+    """Names, order and defaults of each table are those of the dataclasses."""
     submitit = pytest.importorskip("hydra_plugins.hydra_submitit_launcher.config")
     slurm, local = config.DDPSubmititSlurmConf, config.DDPSubmititLocalConf
     queue = (config.DDPOptions, submitit.SlurmQueueConf)
     expected = [
-        *defaults(config.DDPSubprocessLauncherConf, options(config.DDPSubprocessLauncherConf)),
-        *defaults(slurm, options(slurm, *queue)),
-        *defaults(local, options(local, *queue, slurm)),
+        defaults(config.DDPOptions, options(config.DDPOptions)),
+        defaults(config.DDPSubprocessLauncherConf, options(config.DDPSubprocessLauncherConf, config.DDPOptions)),
+        [*defaults(slurm, options(slurm, *queue)), *defaults(local, options(local, *queue, slurm))],
     ]
-    assert re.findall(r"^\| `(\w+)` \| `([^`]*)` \| \S", README, re.MULTILINE) == expected
+    _, *tables = re.split(r"(?:All launchers have these|^Only `\w+` has these|, and):$", README, flags=re.MULTILINE)
+    assert [re.findall(r"^\| `(\w+)` \| `([^`]*)` \| \S", table, re.MULTILINE) for table in tables] == expected
+
+
+def test_launchers_have_the_defaults_of_those_that_they_extend() -> None:
+    """What is said of all launchers is so, and what is submitit's is as submitit has it."""
+    submitit = pytest.importorskip("hydra_plugins.hydra_submitit_launcher.config")
+    slurm, local, ours = config.DDPSubmititSlurmConf, config.DDPSubmititLocalConf, config.DDPOptions
+    pairs = [(slurm, ours), (local, ours), (config.DDPSubprocessLauncherConf, ours)]
+    for conf, extended in [*pairs, (slurm, submitit.SlurmQueueConf), (local, submitit.LocalQueueConf)]:
+        theirs, its = (OmegaConf.to_container(OmegaConf.structured(one), resolve=False) for one in (extended, conf))
+        assert {name: its[name] for name in options(extended)} == {name: theirs[name] for name in options(extended)}
+
+
+def test_the_words_that_an_option_may_take_are_in_its_row_and_in_its_comment() -> None:
+    """Who reads the table of README, or the page with the options, knows all words to choose from."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher.config")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", README, re.MULTILINE))
+    page = (ROOT / "docs/options.md").read_text(encoding="utf-8")
+    confs = (config.DDPSubprocessLauncherConf, config.DDPSubmititSlurmConf)
+    types = {name: hint for conf in confs for name, hint in get_type_hints(conf).items()}
+    words = {
+        name: [word.value for word in one]
+        for name, hint in types.items()
+        for one in (hint, *get_args(hint))
+        if isinstance(one, type) and issubclass(one, Enum)
+    }
+    assert len(words) >= 6
+    for name, some in words.items():
+        (comment,) = set(re.findall(rf"^### {name}\n\n(.*)$", page, re.MULTILINE))
+        assert [word for word in some if f"`{word}`" not in rows[name]] == [], name
+        assert [word for word in some if re.search(rf"\b{word}\b", comment) is None] == [], name
 
 
 def test_every_option_has_a_comment() -> None:

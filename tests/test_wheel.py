@@ -53,6 +53,9 @@ def test_a_wheel_that_is_built_from_the_sdist_runs_elsewhere(runner: Runner, tmp
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = ["LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "noxfile.py", "docs/options.md"]
     assert set(wanted) | {"docs/options.py", "example_app/conf/config.yaml", "tests/conftest.py"} <= names
+    # What the tests need, so that they run from the sdist, too.
+    kept = [file for kind in ("py", "sh", "yaml") for file in (ROOT / "tests").rglob(f"*.{kind}")]
+    assert {file.relative_to(ROOT).as_posix() for file in kept} <= names
     with zipfile.ZipFile(wheel) as archive:
         modules = {name.partition("/")[0] for name in archive.namelist()}
     assert {name for name in modules if not name.endswith(".dist-info")} == {"hydra_plugins"}

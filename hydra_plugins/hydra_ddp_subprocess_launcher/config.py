@@ -36,8 +36,8 @@ class DDPOptions:
     grace_period_s: float = 15
     # Command put before each rank's own, such as [nsys,profile].
     wrapper: list[str] = field(default_factory=list)
-    # What a rank runs. auto: the user's program, or the pickled job function where there is no program to run
-    # again (pytest, a notebook, `python -c`, hydra_zen.launch).
+    # What a rank runs. script: the user's program again. function: the pickled job function. auto: script, but function
+    # where there is no program to run again (pytest, a notebook, `python -c`, hydra_zen.launch).
     entry: Entry = Entry.auto
     # Ranks whose output is also shown on the terminal: a list of numbers, or `all`. On the board (`progress`), while
     # several jobs run at a time, [0] means the last line of rank 0 in its job's row.

@@ -56,19 +56,20 @@ class DDPLauncherHint(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Leave the search path as it is; print at most one line."""
-        chosen = [arg for arg in sys.argv[1:] if arg.lstrip("+").startswith("hydra/launcher=ddp_")]
-        if chosen and "=ddp_submitit" in chosen[0] and find_spec("hydra_plugins.hydra_submitit_launcher") is None:
+        chosen = (arg for arg in sys.argv[1:] if arg.lstrip("+").startswith("hydra/launcher=ddp_"))
+        argument = next(chosen, "")
+        if "=ddp_submitit" in argument and find_spec("hydra_plugins.hydra_submitit_launcher") is None:
             sys.stderr.write(
-                f"{chosen[0]} needs submitit's launcher for Hydra, which is not installed: "
+                f"{argument} needs submitit's launcher for Hydra, which is not installed. Install it: "
                 'pip install "hydra-ddp-subprocess-launcher[submitit]"\n'
             )
             return
-        if not chosen or "HYDRA_DDP_PAYLOAD_SHA256" in os.environ or _runs_no_single_job(sys.argv[1:]):
+        if not argument or "HYDRA_DDP_PAYLOAD_SHA256" in os.environ or _runs_no_single_job(sys.argv[1:]):
             return
         if not any(_says_multirun(element.path) for element in search_path.get_path()):
             sys.stderr.write(
-                f"{chosen[0]} has no effect in a single run: Hydra uses launchers only with --multirun (-m), "
-                "or where the config sets `hydra.mode: MULTIRUN`.\n"
+                f"{argument} has no effect in a single run: Hydra uses launchers in a multirun only. "
+                "Add -m, or set `hydra.mode: MULTIRUN` in the config.\n"
             )
 
 

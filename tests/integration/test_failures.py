@@ -240,6 +240,7 @@ def test_optuna_gets_the_value_of_rank_0(runner: Runner) -> None:
     assert len(set(values)) == 6
     results = OmegaConf.load(runner.cwd / "sweep" / "optimization_results.yaml")
     assert OmegaConf.select(results, "best_value") == pytest.approx(min(values))
+    assert (len(notes.ranks()), len(notes.all("process"))) == (12, 13)
 
 
 def test_optuna_goes_on_after_a_failed_trial(runner: Runner) -> None:

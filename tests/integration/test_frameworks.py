@@ -93,14 +93,29 @@ def test_every_example_of_a_framework_is_on_the_page() -> None:
     assert {command.split()[1] for command in commands(PAGE, "torch")} == programs == set(NEEDS)
 
 
-def test_lightning_with_another_number_of_devices_fails_and_starts_nothing(runner: Runner) -> None:
-    """More devices than ranks are Lightning's own error, as the page has it, and no process is added."""
-    options = ["-m", "hydra/launcher=ddp_subprocess", "hydra.launcher.nproc_per_node=2", "trainer.devices=4"]
-    ran = start(runner, ["python", "lightning_ddp.py", *options])
+@pytest.mark.parametrize(
+    ("program", "key", "nproc", "devices"),
+    [
+        ("lightning_ddp.py", "trainer.devices", 2, "4"),
+        ("lightning_ddp.py", "trainer.devices", 2, "1"),
+        ("lightning_ddp.py", "trainer.devices", 1, "2"),
+        ("lightning_ddp.py", "trainer.devices", 2, "auto"),
+        ("lightning_ddp.py", "trainer.devices", 2, "-1"),
+        ("fabric_ddp.py", "devices", 2, "4"),
+    ],
+)
+def test_lightning_with_another_number_of_devices(
+    runner: Runner, program: str, key: str, nproc: int, devices: str
+) -> None:
+    """It fails with Lightning's own error, as the page has it, and starts no process."""
+    options = ["-m", "hydra/launcher=ddp_subprocess", f"hydra.launcher.nproc_per_node={nproc}", f"{key}={devices}"]
+    ran = start(runner, ["python", program, *options])
     assert ran.returncode != 0
-    told = re.findall(r"^ValueError: You set .*$", ran.output, re.MULTILINE)
-    assert told[0] in text_of(PAGE)
-    assert ranks(runner) == [("0", "0"), ("0", "1")]
+    told = re.findall(r"^(?:ValueError: You set|TypeError: ).*$", ran.output, re.MULTILINE)
+    # The page has it once, with the numbers of its first row.
+    said, page = (re.sub(r"\d+", "N", text) for text in (told[0], text_of(PAGE)))
+    assert said in page
+    assert ranks(runner) == [("0", str(rank)) for rank in range(nproc)]
 
 
 SPAWNS = """

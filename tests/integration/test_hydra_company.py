@@ -29,11 +29,20 @@ def processes(notes: Notes) -> tuple[int, int]:
 
 # --- coloured logs
 
+# Each process that runs the program leaves a file.
+NOTE = "import pathlib\npathlib.Path(f'process_{os.getpid()}').write_text(os.environ.get('RANK', 'none'))"
+
+
+def noted(runner: Runner) -> list[str]:
+    """Return the rank of each process that ran the program."""
+    return sorted(file.read_text() for file in runner.cwd.glob("process_*"))
+
 
 @pytest.mark.skipif(importlib.util.find_spec("colorlog") is None, reason="hydra-colorlog is not installed")
 def test_colorlog(runner: Runner) -> None:
     """The launcher's lines and the ranks' are coloured; in the log files of Hydra there are no colours."""
-    app = write_talk(runner, body="import logging\nlogging.getLogger('mine').warning('rank %s', os.environ['RANK'])")
+    body = "import logging\nlogging.getLogger('mine').warning('rank %s', os.environ['RANK'])"
+    app = write_talk(runner, before=NOTE, body=body)
     # Its log file is in the working directory, and not in the run directory.
     options = ("hydra/hydra_logging=colorlog", "hydra/job_logging=colorlog", "hydra.job.chdir=true")
     ran = runner.sweep(app, *options, "x=0,1")
@@ -46,17 +55,19 @@ def test_colorlog(runner: Runner) -> None:
             assert re.fullmatch(line, (folder / f".ddp/rank_{rank}.log").read_text())
             assert re.fullmatch(rf"\[[\d, :-]+\]\[mine\]\[WARNING\] - rank {rank}\n", file.read_text())
         assert sorted(path.name for path in folder.iterdir()) == [".ddp", ".hydra", "app.log"]
+    assert noted(runner) == ["0", "0", "1", "1", "none"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("colorlog") is None, reason="hydra-colorlog is not installed")
 def test_colorlog_without_colours(runner: Runner) -> None:
     """`NO_COLOR` reaches the ranks, too."""
-    app = write_talk(runner, body="import logging\nlogging.getLogger('mine').warning('said')")
+    app = write_talk(runner, before=NOTE, body="import logging\nlogging.getLogger('mine').warning('said')")
     colours = ("hydra/hydra_logging=colorlog", "hydra/job_logging=colorlog")
     ran = runner.sweep(app, *colours, nproc=1, env={"NO_COLOR": "1"})
     assert ran.returncode == 0, ran.output
     assert COLOUR.search(ran.output) is None
     assert "[mine][WARNING] - said" in (runner.cwd / "sweep/0/.ddp/rank_0.log").read_text()
+    assert noted(runner) == ["0", "none"]
 
 
 # --- Hydra's own callbacks
