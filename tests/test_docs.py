@@ -263,7 +263,7 @@ def test_the_values_that_a_page_names_can_be_used(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_forms_of_hydra_ddp_that_a_page_names_are_understood(page: Path) -> None:
     """Those in tables and within lines, with what is in brackets and without it."""
-    filled = {"JOB": "0", "RANK": "1", "N": "0", "SWEEP_DIR": ".", "FILE": "a.svg", "FILE.svg": "a.svg"}
+    filled = {"JOB": "0", "RANK": "1", "N": "0", "DIR": ".", "SWEEP_DIR": ".", "FILE": "a.svg", "FILE.svg": "a.svg"}
     for span in spans(page):
         if re.match(r"hydra-ddp \w+ ", span):  # Otherwise it is the name of a sub-command.
             for form in (re.sub(r"\[[^]]*\]", "", span), re.sub(r"[][]", "", span)):

@@ -94,7 +94,10 @@ def _read_earlier(paths: SweepPaths) -> SweepRecord | None:
     try:
         record = read_journal(paths.journal)
     except FileNotFoundError:
-        _log.info("There is nothing to resume in %s: all jobs are new", paths.sweep_dir)
+        _log.info(
+            "There is nothing to resume in %s: all jobs are new. An earlier sweep goes on in its own hydra.sweep.dir",
+            paths.sweep_dir,
+        )
         return None
     except OSError as error:
         raise StartError(
