@@ -9,9 +9,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import hydra
 from omegaconf import DictConfig
+
+# Hydra 1.4 warns of the argument.
+VERSION_BASE: Any = {"version_base": None} if hasattr(hydra.version, "base_at_least") else {}
 
 
 class Deleted:
@@ -103,7 +107,7 @@ sys.stdout.write("started without a newline")
 atexit.register(lambda: print("at exit"))
 
 
-@hydra.main(version_base=None, config_path=None)
+@hydra.main(config_path=None, **VERSION_BASE)
 def main(cfg: DictConfig) -> None:
     print("in the job")
 

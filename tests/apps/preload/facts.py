@@ -19,6 +19,8 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig
 
+# Hydra 1.4 warns of the argument.
+VERSION_BASE: Any = {"version_base": None} if hasattr(hydra.version, "base_at_least") else {}
 STREAM = ("name", "mode", "encoding", "errors", "line_buffering", "write_through", "newlines")
 STATUS = ("Name", "SigBlk", "SigIgn", "SigCgt", "Threads", "NoNewPrivs", "Umask")
 
@@ -72,7 +74,7 @@ def process() -> dict[str, Any]:
 AT_START = process() if "RANK" in os.environ else {}
 
 
-@hydra.main(version_base=None, config_path=None)
+@hydra.main(config_path=None, **VERSION_BASE)
 def main(cfg: DictConfig) -> None:
     facts = {"start": AT_START, "modules": sorted(sys.modules), "job": {"cwd": os.getcwd(), "argv": sys.argv}}
     facts["imported by"] = {"hydra": hydra.__dict__.get("__file__"), "threads": len(os.listdir("/proc/self/task"))}
