@@ -118,13 +118,13 @@ def _loaded_libraries() -> list[str]:
     """
     found = []
 
-    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_LoadedObject), ctypes.c_size_t, ctypes.c_void_p)
     def take(loaded: Any, _size: int, _data: object) -> int:
         found.append(os.fsdecode(loaded.contents.name or b""))
         return 0
 
+    callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_LoadedObject), ctypes.c_size_t, ctypes.c_void_p)
     with contextlib.suppress(AttributeError):
-        ctypes.CDLL(None).dl_iterate_phdr(take, None)
+        ctypes.CDLL(None).dl_iterate_phdr(callback(take), None)
     return [name for name in found if name]
 
 
