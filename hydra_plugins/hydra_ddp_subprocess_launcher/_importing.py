@@ -31,7 +31,7 @@ _WITH_HYDRA = (
     "hydra._internal.hydra",
     "hydra._internal.callbacks",
     "hydra.core.override_parser.overrides_parser",
-    *(f"{__package__}.{name}" for name in ("_files", "_freeze", "_outcome", "_pickling", "_program", "_tasks")),
+    *(f"{__package__}.{name}" for name in ("_encoded", "_files", "_freeze", "_outcome", "_pickling", "_tasks")),
 )
 _IMPORTING = "importing it"
 _OPENS_CUDA = "nvidia-uvm"
