@@ -40,6 +40,7 @@ LAYERS = (
         "_rules",
         "_company",
         "_environment",
+        "_encoded",
         "_program",
         "_tasks",
         "_sources",

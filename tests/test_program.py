@@ -1,4 +1,4 @@
-"""How a program was started becomes the command that starts it again, and overrides survive the way there."""
+"""How a program was started becomes the command that starts it again."""
 
 from __future__ import annotations
 
@@ -8,32 +8,12 @@ from typing import Any
 
 import pytest
 from hydra._internal.utils import get_args_parser
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _program
 from hydra_plugins.hydra_ddp_subprocess_launcher._errors import StartError
-from hydra_plugins.hydra_ddp_subprocess_launcher._program import ProcessStart, Program, Recipe
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import TaskId
+from hydra_plugins.hydra_ddp_subprocess_launcher._program import ProcessStart, Program
 
 PYTHON = "/usr/bin/python3"
-ODD_OVERRIDES = (
-    "lr=0.1",
-    "s='a b'",
-    'q="it\'s"',
-    "+a.b=[1,{c:2}]",
-    "t=${now:%Y}",
-    "esc=\\'x\\\\",
-    "p=100%",
-    "nl=a\nb\tc",
-    "u=ünïcode €",
-    "bytes=\udcff\udc80",
-    "~gone",
-    "k=v w  x",
-    "e=",
-    "nul=\0",
-)
 
 
 def started(folder: Path, *typed: str, **changes: Any) -> ProcessStart:
@@ -273,64 +253,6 @@ def test_missing_program_reason(tmp_path: Path, changes: dict[str, Any], reason:
     start = started(tmp_path, "app.py", argv=changes.pop("argv", ("app.py",)))
     found = _program.missing_program_reason(start, **{"pytest": False, "ipython": False, "hydra_main": True, **changes})
     assert found is None if reason is None else reason in (found or "")
-
-
-# Anything that a command line can hold: text, and bytes that are no UTF-8, as Python shows them.
-characters = st.characters(exclude_categories=["Cs"]) | st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF)
-override_strings = st.text(characters, min_size=1).map(lambda text: os.fsdecode(os.fsencode(text)))
-
-
-@given(st.lists(override_strings))
-@example(list(ODD_OVERRIDES))
-def test_overrides_come_back(overrides: list[str]) -> None:
-    """Encoding is inverted by decoding, whatever the overrides hold."""
-    encoded = _program.encode_overrides(overrides)
-    assert encoded is not None
-    assert _program.decode_overrides(encoded) == tuple(overrides)
-
-
-@given(st.lists(override_strings, max_size=4), override_strings)
-@example(list(ODD_OVERRIDES), "/runs/it's 100% \udcff/${x}")
-@settings(max_examples=50, deadline=None)
-def test_a_command_passes_hydras_grammar(overrides: list[str], run_dir: str) -> None:
-    """Both values reach the rank's sweeper as they are when Hydra parses the rank's command."""
-    command = _program.program_command((), Program((PYTHON, "app.py"), "/", "app.py"), (), run_dir, overrides)
-    parsed = OverridesParser.create().parse_overrides(list(command[-2:]))
-    values = {override.key_or_group: str(override.value()) for override in parsed}
-    assert _program.decode(values["hydra.sweeper.run_dir"]) == run_dir
-    assert _program.decode_overrides(values["hydra.sweeper.overrides"]) == tuple(overrides)
-
-
-@given(st.one_of(st.none(), override_strings), st.lists(override_strings, min_size=1, max_size=4))
-@example("sub/it's \udcff", list(ODD_OVERRIDES))
-@settings(max_examples=50, deadline=None)
-def test_a_recipe_passes_hydras_grammar(config_name: str | None, hydra_overrides: list[str]) -> None:
-    """What a rank needs to compose its config reaches its sweeper as it is."""
-    recipe = Recipe(config_name, tuple(hydra_overrides), TaskId("__main__", "make.<locals>.main", 2))
-    parsed = OverridesParser.create().parse_overrides(list(_program.recipe_arguments(recipe)))
-    options = {override.key_or_group.removeprefix("hydra.sweeper."): str(override.value()) for override in parsed}
-    assert _program.read_recipe(options.get("config_name"), options["hydra_overrides"], options["task"]) == recipe
-
-
-def test_a_rank_with_a_payload_has_no_recipe() -> None:
-    """Without the options there is nothing to compose from."""
-    assert _program.read_recipe(None, None, None) is None
-
-
-@given(override_strings)
-@example("/it's \\' \\\\")
-@example("ends with \\\n")
-@settings(max_examples=200, deadline=None)
-def test_a_quoted_value_passes_hydras_grammar(text: str) -> None:
-    """A value comes back as it is; what Hydra would resolve in it is not its business."""
-    value = OverridesParser.create().parse_override(f"key={_program.hydra_quoted(text)}").value()
-    assert str(value) == text
-
-
-def test_common_overrides_stay_readable() -> None:
-    """What people write most is to be read in `ps` as it was written."""
-    overrides = ("lr=0.1", "model=cnn", "+trainer.devices=[0,1]", "~x", "db@pkg=a", "m=a-b_c", "a.b/c=x:y")
-    assert _program.encode_overrides(overrides) == " ".join(overrides)
 
 
 @pytest.mark.parametrize(("length", "shown"), [(64 * 1024, True), (64 * 1024 + 1, False)])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from starts import job_start, submitted
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _commands, _program
+from hydra_plugins.hydra_ddp_subprocess_launcher import _commands, _encoded
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import JOB_ID_TOKEN
 from hydra_plugins.hydra_ddp_subprocess_launcher._submission import SubmittedJob
 
@@ -44,5 +44,5 @@ def test_it_can_be_sent() -> None:
 def test_no_quoting_changes_the_place_of_the_id() -> None:
     """Neither a shell's nor that of a rank's command."""
     assert _commands.shell_words([JOB_ID_TOKEN]) == JOB_ID_TOKEN
-    assert _program.hydra_quoted(JOB_ID_TOKEN).strip("'") == JOB_ID_TOKEN
-    assert _program.decode(JOB_ID_TOKEN) == JOB_ID_TOKEN
+    assert _encoded.hydra_quoted(JOB_ID_TOKEN).strip("'") == JOB_ID_TOKEN
+    assert _encoded.decode(JOB_ID_TOKEN) == JOB_ID_TOKEN

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ._encoded import hydra_quoted
+
 # Names of variables and of config keys whose values nobody is shown.
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
 # A key within a value, as in {api_key: …}.
@@ -124,8 +126,6 @@ def overrides_again(overrides: Sequence[str], sweep_dir: str, *, resume: str | N
         resume: How, if the sweeper will propose the same jobs; None: the jobs are given to Hydra's own sweeper, and run
             in a directory of their own.
     """
-    from ._program import hydra_quoted  # Which imports Hydra, as `hydra-ddp` need not.
-
     sampling = () if resume else ("hydra/sweeper=", "hydra.sweeper.")
     dropped = ("hydra.mode=", "hydra.sweep.dir=", "hydra.launcher.resume=", "hydra.launcher.max_failures=", *sampling)
     kept = [one for one in overrides if not one.lstrip("+").startswith(dropped)]

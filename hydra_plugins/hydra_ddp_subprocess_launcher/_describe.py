@@ -6,7 +6,7 @@ import os
 import uuid
 from collections.abc import Mapping
 
-from . import _environment, _files, _program
+from . import _encoded, _environment, _files
 from ._entry import rank_command
 from ._errors import StartError
 from ._plan import PlannedJob
@@ -44,7 +44,7 @@ def describe_start(
     job: PlannedJob,
     attempt: Attempt,
     place: Place,
-    source: str | _program.Recipe,
+    source: str | _encoded.Recipe,
 ) -> JobStart:
     """Return one start of a job, without writing anything.
 

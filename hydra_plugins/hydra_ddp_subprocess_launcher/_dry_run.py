@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
 
-from . import _freeze, _program, _results
+from . import _encoded, _freeze, _results
 from ._commands import has_secret, is_secret, rank_line, shell_comment
 from ._describe import describe_start, start_error
 from ._entry import ProgramEntry
@@ -170,7 +170,7 @@ class _Rehearsal:
         why_not = ""
         if not isinstance(self._sweep.entry, ProgramEntry):
             why_not = _NO_PROGRAM
-        elif None in (_program.encode_overrides(plan.overrides), _program.encode_overrides(recipe.hydra_overrides)):
+        elif None in (_encoded.encode_overrides(plan.overrides), _encoded.encode_overrides(recipe.hydra_overrides)):
             why_not = _TOO_LONG
         if why_not:
             commands = [shell_comment(f"  {why_not}"), *(shell_comment(f"  {command}") for command in commands)]
@@ -181,13 +181,13 @@ class _Rehearsal:
             *commands,
         )
 
-    def _recipe(self, plan: PlannedJob) -> _program.Recipe:
+    def _recipe(self, plan: PlannedJob) -> _encoded.Recipe:
         """Return how a rank composes this job's config: with the sweep directory of now, and not as a dry run."""
         config = self._sweep.config
         typed = OmegaConf.to_container(config.hydra.overrides.hydra, resolve=False)
         assert isinstance(typed, list)
-        sweep_dir = _program.hydra_quoted(_freeze.escape_interpolations(plan.frozen.sweep_dir))
-        return _program.Recipe(
+        sweep_dir = _encoded.hydra_quoted(_freeze.escape_interpolations(plan.frozen.sweep_dir))
+        return _encoded.Recipe(
             config_name=config.hydra.job.config_name,
             hydra_overrides=(
                 *(_without_secret(one) for one in typed if not _holds_secrets(one)),

@@ -15,7 +15,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.singleton import Singleton
 from hydra.types import HydraContext, TaskFunction
 
-from . import _pickling, _program, _tasks
+from . import _encoded, _pickling, _program, _tasks
 from ._choices import Entry
 from ._errors import StartError
 from ._specs import TaskId
@@ -148,7 +148,7 @@ def rank_command(
     wrapper: tuple[str, ...],
     run_dir: str,
     overrides: tuple[str, ...],
-    recipe: _program.Recipe | None = None,
+    recipe: _encoded.Recipe | None = None,
 ) -> tuple[tuple[str, ...], str]:
     """Return the command of a job's ranks and the directory in which they start.
 
@@ -163,5 +163,5 @@ def rank_command(
         return _program.function_command(wrapper, entry.start, _RANK_MODULE, run_dir, overrides), entry.start.cwd
     command = _program.program_command(wrapper, entry.program, entry.flags, run_dir, overrides)
     if recipe is not None:
-        command += _program.recipe_arguments(recipe)
+        command += _encoded.recipe_arguments(recipe)
     return command, entry.program.cwd

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Collection, ItemsView, Iterable, Iterator, Sequence, ValuesView
+from collections.abc import Callable, Collection, ItemsView, Iterable, Iterator, Sequence, ValuesView
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,7 +31,7 @@ _WITH_HYDRA = (
     "hydra._internal.hydra",
     "hydra._internal.callbacks",
     "hydra.core.override_parser.overrides_parser",
-    *(f"{__package__}.{name}" for name in ("_files", "_freeze", "_outcome", "_pickling", "_program", "_tasks")),
+    *(f"{__package__}.{name}" for name in ("_encoded", "_files", "_freeze", "_outcome", "_pickling", "_tasks")),
 )
 _IMPORTING = "importing it"
 _OPENS_CUDA = "nvidia-uvm"
@@ -58,7 +58,7 @@ def import_module(name: str, varying: Collection[str], program: Sequence[str]) -
         program: What ranks run.
     """
     readers: list[tuple[str, str]] = []
-    cwd, before = os.getcwd(), open_descriptors()
+    cwd, before, put_back = os.getcwd(), open_descriptors(), _putting_back()
     with _watched_environment(varying, readers), _watched_folders() as folders:
         try:
             importlib.import_module(name)
@@ -71,13 +71,34 @@ def import_module(name: str, varying: Collection[str], program: Sequence[str]) -
             fault = _reader_fault(readers) or copied_fault(_IMPORTING, before)
             fault = fault or _changed_fault(cwd, folders) or _program_fault(program)
     if fault is not None:
-        os.chdir(cwd)
-        for timer in _TIMERS:
-            signal.setitimer(timer, 0)
+        put_back()
         for folder in folders:
             # Who made it is not there any more at the end, to remove it.
             shutil.rmtree(folder, ignore_errors=True)
     return fault
+
+
+def _putting_back() -> Callable[[], None]:
+    """Return what puts back, of what a program inherits, all that a module may change."""
+    cwd, umask = os.getcwd(), os.umask(0o77)
+    os.umask(umask)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    ignored = _ignored_signals()
+
+    def put_back() -> None:
+        os.chdir(cwd)
+        os.umask(umask)
+        for timer in _TIMERS:
+            signal.setitimer(timer, 0)
+        for number in _ignored_signals() - ignored:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    return put_back
+
+
+def _ignored_signals() -> set[int]:
+    return {number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN}
 
 
 def _reader_fault(readers: Sequence[tuple[str, str]]) -> str | None:

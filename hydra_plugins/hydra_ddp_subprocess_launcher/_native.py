@@ -122,9 +122,9 @@ def _loaded_libraries() -> list[str]:
         found.append(os.fsdecode(loaded.contents.name or b""))
         return 0
 
-    callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_LoadedObject), ctypes.c_size_t, ctypes.c_void_p)(take)
+    callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_LoadedObject), ctypes.c_size_t, ctypes.c_void_p)
     with contextlib.suppress(AttributeError):
-        ctypes.CDLL(None).dl_iterate_phdr(callback, None)
+        ctypes.CDLL(None).dl_iterate_phdr(callback(take), None)
     return [name for name in found if name]
 
 

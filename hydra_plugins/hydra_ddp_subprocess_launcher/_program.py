@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import quote, unquote
 
+from ._encoded import encode, encode_overrides
 from ._errors import StartError
-from ._specs import TaskId
 
-# What stays readable in `ps`; everything else, quotes and `$` above all, would need care in Hydra's grammar.
-_SAFE = "=,./:+-_~[]()@*!^|<>;?"
-# Of values for Hydra, paths that need no quotes there, as most.
-_PLAIN_PATH = re.compile(r"/[\w./-]*", re.ASCII)
-# Linux takes at most 128 KiB an argument; half of it leaves room, and nobody reads more.
-_LONGEST_OVERRIDES = 64 * 1024
 _HARMLESS_ARGUMENTS = ("-m", "--multirun", "hydra.mode=MULTIRUN")
 
 
@@ -62,21 +54,6 @@ class Program:
     command: tuple[str, ...]
     cwd: str
     main_script: str
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a rank composes its job's config itself, where there is no payload: by hand, after a dry run.
-
-    Attributes:
-        config_name: Primary config of the sweep; None: it has none.
-        hydra_overrides: Override strings of the sweep for Hydra's part of the config.
-        task: Which function of the program the job runs; None: it is not run as a program.
-    """
-
-    config_name: str | None
-    hydra_overrides: tuple[str, ...]
-    task: TaskId | None
 
 
 def missing_program_reason(start: ProcessStart, *, pytest: bool, ipython: bool, hydra_main: bool) -> str | None:
@@ -215,55 +192,6 @@ def _script_position(start: ProcessStart, module: str | None) -> int | None:
     return None
 
 
-def encode_overrides(overrides: Sequence[str]) -> str | None:
-    """Return override strings as one percent-encoded text; None when it is too long for a command."""
-    text = " ".join(_encode(override) for override in overrides)
-    return text if len(text) <= _LONGEST_OVERRIDES else None
-
-
-def decode_overrides(text: str) -> tuple[str, ...]:
-    """Invert `encode_overrides`."""
-    return tuple(decode(part) for part in text.split(" ")) if text else ()
-
-
-def _encode(text: str) -> str:
-    return quote(text, safe=_SAFE, errors="surrogateescape")
-
-
-def decode(text: str) -> str:
-    """Invert the percent-encoding of one value."""
-    return unquote(text, errors="surrogateescape")
-
-
-def hydra_quoted(text: str) -> str:
-    """Return a text as a value for an override, quoted for Hydra's grammar where that needs it."""
-    if _PLAIN_PATH.fullmatch(text):
-        return text
-    # A backslash counts only before a quote, and there each one does.
-    escaped = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
-    return f"'{escaped}'"
-
-
-def recipe_arguments(recipe: Recipe) -> tuple[str, ...]:
-    """Return what to add to the command of a rank that composes its job's config itself."""
-    task = recipe.task and (recipe.task.module, recipe.task.qualname, str(recipe.task.nth))
-    values = {
-        "config_name": recipe.config_name and _encode(recipe.config_name),
-        "hydra_overrides": encode_overrides(recipe.hydra_overrides),
-        "task": task and encode_overrides(task),
-    }
-    return tuple(f"hydra.sweeper.{name}='{value}'" for name, value in values.items() if value is not None)
-
-
-def read_recipe(config_name: str | None, hydra_overrides: str | None, task: str | None) -> Recipe | None:
-    """Return what the options of a rank's sweeper say, each percent-encoded; None: its job has a payload."""
-    if hydra_overrides is None or task is None:
-        return None
-    module, qualname, nth = decode_overrides(task)
-    name = None if config_name is None else decode(config_name)
-    return Recipe(name, decode_overrides(hydra_overrides), TaskId(module, qualname, int(nth)))
-
-
 def config_flags(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
     """Return the config flags of a Hydra command line that a rank needs, too.
 
@@ -296,7 +224,7 @@ def program_command(
     """Return the command of every rank of a job that runs the user's program again."""
     encoded = encode_overrides(overrides)
     command = [*wrapper, *program.command, *flags, "--config-name", "ddp_rank"]
-    command.append(f"hydra.sweeper.run_dir='{_encode(run_dir)}'")
+    command.append(f"hydra.sweeper.run_dir='{encode(run_dir)}'")
     if encoded is not None:
         command.append(f"hydra.sweeper.overrides='{encoded}'")
     return tuple(command)
@@ -307,7 +235,7 @@ def function_command(
 ) -> tuple[str, ...]:
     """Return the command of every rank of a job whose function is pickled, run by `module` of this package."""
     encoded = encode_overrides(overrides)
-    command = [*wrapper, start.executable, *start.interpreter_flags, "-m", module, f"run_dir={_encode(run_dir)}"]
+    command = [*wrapper, start.executable, *start.interpreter_flags, "-m", module, f"run_dir={encode(run_dir)}"]
     if encoded is not None:
         command.append(f"overrides={encoded}")
     return tuple(command)

@@ -19,7 +19,7 @@ from hydra.core.utils import JobRuntime, run_job, setup_globals
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from . import _files, _freeze, _outcome, _pickling, _program, _signals, _tasks
+from . import _encoded, _files, _freeze, _outcome, _pickling, _signals, _tasks
 from ._environment import JOB_NUM, PAYLOAD_DIGEST
 from ._errors import LauncherError, StartError
 from ._specs import JOB_ID_TOKEN, Outcome, Payload, TaskId
@@ -44,7 +44,7 @@ def run_program_rank(
     Raises:
         SystemExit: when the job has ended; code 1 where it failed.
     """
-    rank = _Rank(_program.decode(run_dir), overrides, _program.read_recipe(**recipe))
+    rank = _Rank(_encoded.decode(run_dir), overrides, _encoded.read_recipe(**recipe))
     if _tasks.identify(task_function, _tasks.RANK_SWEEPS) != rank.find_task():
         return
     rank.compose_missing(task_function, hydra_context)
@@ -58,7 +58,7 @@ def run_function_rank(argv: list[str]) -> NoReturn:
         argv: `run_dir=…` and perhaps `overrides=…`, percent-encoded.
     """
     arguments = dict(argument.split("=", 1) for argument in argv)
-    rank = _Rank(_program.decode(arguments["run_dir"]), arguments.get("overrides"))
+    rank = _Rank(_encoded.decode(arguments["run_dir"]), arguments.get("overrides"))
     try:
         payload = rank.load_payload()
     except LauncherError as error:
@@ -70,7 +70,7 @@ def run_function_rank(argv: list[str]) -> NoReturn:
 class _Rank:
     """One rank's part of one job."""
 
-    def __init__(self, run_dir: str, overrides: str | None, recipe: _program.Recipe | None = None) -> None:
+    def __init__(self, run_dir: str, overrides: str | None, recipe: _encoded.Recipe | None = None) -> None:
         needed = (PAYLOAD_DIGEST,) if recipe is None else (JOB_NUM, "RANK", "TORCHELASTIC_RUN_ID")
         missing = [name for name in needed if name not in os.environ]
         if missing:
@@ -102,7 +102,7 @@ class _Rank:
         """
         if self._recipe is None:
             return
-        overrides = _program.decode_overrides(self._overrides or "")
+        overrides = _encoded.decode_overrides(self._overrides or "")
         # As `load_sweep_config` does for a job. That wants the sweep's own config, to which Hydra 1.4 compares it.
         config = hydra_context.config_loader.load_configuration(
             self._recipe.config_name, [*self._recipe.hydra_overrides, *overrides], RunMode.RUN
@@ -129,7 +129,7 @@ class _Rank:
             LauncherError: when it is missing, damaged, or another job's.
         """
         payload = _files.read_payload(self._paths, os.environ[PAYLOAD_DIGEST])
-        if self._overrides is not None and _program.decode_overrides(self._overrides) != payload.overrides:
+        if self._overrides is not None and _encoded.decode_overrides(self._overrides) != payload.overrides:
             raise LauncherError(
                 f"{self._paths.payload} belongs to a job with other overrides ({' '.join(payload.overrides)}): "
                 "another job took over the run directory. Give each job one of its own (hydra.sweep.subdir)."

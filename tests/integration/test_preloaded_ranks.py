@@ -355,6 +355,34 @@ def test_modules_that_cannot_be_shared_are_left_out(runner: Runner) -> None:
     runner.assert_nothing_left()
 
 
+CHANGES = """
+import os, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGUSR1, lambda number, frame: None)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+os.umask(0o27)
+os.chdir("/")
+signal.setitimer(signal.ITIMER_VIRTUAL, 1000)
+raise ImportError
+"""
+
+
+def test_a_module_that_is_left_out_has_changed_nothing(runner: Runner) -> None:
+    """What it has done to its process before it failed is not there in ranks, which may never import it."""
+    body = (
+        "import signal; print('FOUND', [str(signal.getsignal(n)) for n in (2, 10, 15)], "
+        "signal.pthread_sigmask(signal.SIG_BLOCK, ()), os.umask(0), os.getcwd(), signal.getitimer(1))"
+    )
+    logs = []
+    for preload in ("null", "[good,changes,hydra]"):
+        ran = runner.python(write_app(runner, body, good=NOTES_PID, changes=CHANGES), *launch(runner, preload))
+        assert ran.returncode == 0, ran.output
+        assert ("Preloaded: good, hydra" in ran.stdout) == (preload != "null")
+        logs.append(log_of(runner).partition("FOUND")[2])
+        shutil.rmtree(runner.cwd / "sweep")
+    assert logs[0] == logs[1] != ""
+
+
 def test_a_module_that_imports_the_program(runner: Runner) -> None:
     """`python -m` warns where its module is imported by then, and fails if that is an error; so it must not be."""
     (runner.cwd / "pkg").mkdir()
