@@ -225,4 +225,4 @@ def test_more_ranks_than_gpus(sweeps: Submitting) -> None:
     ran = sweeps.run("x=1,2", "hydra.launcher.gpus_per_node=1", "hydra.launcher.nproc_per_node='${x}'")
     assert ran.returncode == 1
     assert sweeps.values() == [[1, 0], JobState.FAILED]
-    assert "hydra.launcher.nproc_per_node=2 does not fit: the job asks for 1 GPUs" in sweeps.jobs[1].cause
+    assert "hydra.launcher.nproc_per_node=2 does not fit: the job asks for 1 GPU on" in sweeps.jobs[1].cause
