@@ -746,6 +746,19 @@ def test_random_numbers_and_threads_of_torch(runner: Runner) -> None:
 
 
 @pytest.mark.torch
+def test_auto_preloads_torch(runner: Runner) -> None:
+    """Nothing of torch, or of what it imports where that is installed, such as tqdm, speaks against sharing it."""
+    program = app_text("print('FOUND', [SHARED, torch.rand(3).sum().item() > 0])")
+    # At the first line of the program, which itself imports torch.
+    head = "import sys\nSHARED = 'torch' in sys.modules\nimport numpy, torch\n"
+    ran = runner.python(write(runner, app=head + program), *launch(runner, "auto", nproc=2), "x=0,1", timeout_s=280)
+    assert ran.returncode == 0, ran.output
+    assert "left out" not in ran.output
+    assert "Preloaded: numpy, torch, torch.distributed, omegaconf, hydra" in ran.stdout
+    assert [found(log_of(runner, job, rank)) for job in (0, 1) for rank in (0, 1)] == [[True, True]] * 4
+
+
+@pytest.mark.torch
 def test_a_module_that_starts_threads_by_torch(runner: Runner) -> None:
     """Torch with more threads than one at import is found out, and what it was asked for is left out alone."""
     many = USES_TORCH.replace("X =", "torch.set_num_threads(3)\nX =")
