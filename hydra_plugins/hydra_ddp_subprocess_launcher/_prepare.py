@@ -204,7 +204,7 @@ def _pool_and_gate(settings: LaunchSettings, sweep_dir: str, *, here: bool) -> t
     devices = find_devices(settings.devices, variable, os.environ, nvml)
     # Other nodes wait for the jobs one after the other.
     pool = Pool(devices, settings.jobs_per_device, settings.max_parallel_jobs, in_order=settings.nnodes > 1)
-    pool.nproc(settings.nproc_per_node)
+    pool.size(settings.nproc_per_node, settings.devices_per_rank)
     locks = None
     if devices and settings.lock_devices and not settings.dry_run:
         locks = DeviceLocks(sweep_dir, _environment.locked_for_this_rank(os.environ))
