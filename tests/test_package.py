@@ -43,6 +43,7 @@ LAYERS = (
         "_encoded",
         "_program",
         "_tasks",
+        "_process_groups",
         "_sources",
         "_devices",
         "_files",

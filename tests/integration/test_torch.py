@@ -72,3 +72,61 @@ def test_a_rank_that_raises_frees_the_one_that_waits_for_it(runner: Runner, tmp_
     assert "RuntimeError: rank 1 gave up" in ran.stdout
     assert "2 jobs: 1 completed, 1 failed" in ran.stdout
     runner.assert_nothing_left()
+
+
+FORMS = """
+import os
+import hydra
+
+def open_file(dist, rank, size, name):
+    dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/{name}", rank=rank, world_size=size)
+
+if os.environ.get("HOW") == "early":
+    import torch.distributed
+    torch.distributed.init_process_group("gloo")
+
+@hydra.main(version_base="1.3", config_path=None)
+def main(cfg):
+    if cfg.how == "plain":
+        return
+    import torch.distributed as dist
+    if cfg.how == "closed":
+        dist.init_process_group("gloo")
+        dist.destroy_process_group()
+    if cfg.how == "file":
+        open_file(dist, int(os.environ["RANK"]), 2, "meet")
+        dist.destroy_process_group()
+    if cfg.how == "alone":
+        open_file(dist, 0, 1, f"meet_{os.environ['RANK']}")
+    if cfg.how == "forked":
+        pid = os.fork()
+        if pid == 0:
+            open_file(dist, int(os.environ["RANK"]), 2, "forked")
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_ranks_that_form_no_group(runner: Runner, tmp_path: Path) -> None:
+    """Jobs whose ranks had torch.distributed and met nowhere carry a warning that says what to set; no other does."""
+    app = tmp_path / "app.py"
+    app.write_text(FORMS)
+    forms = ["plain", "imported", "closed", "file", "alone", "forked", "early"]
+    how = [
+        "+how=" + ",".join(forms),
+        "+hydra.job.env_set.HOW=${oc.select:how,none}",
+        "hydra.launcher.max_parallel_jobs=2",
+    ]
+    ran = runner.sweep(app, *how)
+    assert ran.returncode == 0, ran.output
+    warned = [line for line in ran.output.splitlines() if "no process group" in line]
+    assert all("'hydra.launcher.nproc_per_node=${trainer.devices}'" in line for line in warned)
+    at_the_end = [line for line in warned if line.startswith("Warning: ")]
+    assert [line.partition(": its ranks")[0] for line in at_the_end] == ["Warning: jobs 1, 4"]
+    assert sorted(line.partition("#")[2][0] for line in warned if line not in at_the_end) == ["1", "4"]
+    # A resumed sweep, in which they count as done, says so again.
+    again = runner.sweep(app, *how, "hydra.launcher.resume=unfinished")
+    assert again.returncode == 0 and "Warning: jobs 1, 4: its ranks" in again.stdout, again.output
