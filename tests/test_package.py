@@ -44,6 +44,7 @@ LAYERS = (
         "_program",
         "_tasks",
         "_process_groups",
+        "_top_level",
         "_sources",
         "_devices",
         "_files",

@@ -211,6 +211,13 @@ def _nodes(container: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, An
             yield from _nodes(node, name)
 
 
+def structured_types(config: Any) -> set[type]:
+    """Return the classes that a config, or a part of it, was made from."""
+    nodes = [config, *(node for _, _, _, node in _nodes(config))] if isinstance(config, Container) else []
+    kinds = (OmegaConf.get_type(node) for node in nodes if isinstance(node, DictConfig))
+    return {kind for kind in kinds if kind is not None and kind is not dict}
+
+
 def own_yaml(config: DictConfig) -> str:
     """Return a job's own config, without Hydra's part, as YAML with sorted keys, not resolved."""
     own = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])  # type: ignore[misc]

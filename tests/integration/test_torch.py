@@ -130,3 +130,37 @@ def test_ranks_that_form_no_group(runner: Runner, tmp_path: Path) -> None:
     # A resumed sweep, in which they count as done, says so again.
     again = runner.sweep(app, *how, "hydra.launcher.resume=unfinished")
     assert again.returncode == 0 and "Warning: jobs 1, 4: its ranks" in again.stdout, again.output
+
+
+OPENS_EARLY = """
+import os
+import sys
+import hydra
+
+@hydra.main(version_base="1.3", config_path=None)
+def main(cfg):
+    import torch.distributed as dist
+    return float(dist.get_world_size())
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+    elif "guarded" not in str(sys.argv):
+        import torch.distributed as dist
+        dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/meet", rank=0, world_size=1)
+    main()
+"""
+
+
+def test_a_group_that_is_opened_before_main(runner: Runner, tmp_path: Path) -> None:
+    """In ranks it is theirs; in the launching process it is refused before any job, with the line that opened it."""
+    app = tmp_path / "app.py"
+    app.write_text(OPENS_EARLY)
+    ran = runner.sweep(app, "+x=guarded")
+    assert ran.returncode == 0 and "no process group" not in ran.output, ran.output
+    ran = runner.sweep(app, "+x=other", f"hydra.sweep.dir={tmp_path / 'refused'}")
+    assert ran.returncode != 0
+    assert f"is open in the launching process ({app}:14, 17)" in ran.output
+    assert '"RANK" in os.environ' in ran.output
+    assert not (tmp_path / "refused").exists()
