@@ -23,7 +23,7 @@ def soaked(tmp_path_factory: pytest.TempPathFactory) -> soak.Soaked:
 
 
 def test_every_result_is_right_and_in_its_place(soaked: soak.Soaked) -> None:
-    """Sixty jobs with random faults: each JobReturn is what its job's fault makes of it, in order (F1, F11)."""
+    """Sixty jobs with random faults: each JobReturn is what its job's fault makes of it, in order."""
     print(soak.report(soaked))
     assert len(soaked.plans) > JOBS / 6
     assert soaked.wrong == []
@@ -32,7 +32,7 @@ def test_every_result_is_right_and_in_its_place(soaked: soak.Soaked) -> None:
 
 
 def test_nothing_grows_but_the_results(soaked: soak.Soaked) -> None:
-    """Memory grows by what the results take, and descriptors and unreaped children do not grow (B2, L5)."""
+    """Memory grows by what the results take, and descriptors and unreaped children do not grow."""
     (begun, first), (ended, last) = soaked.launcher[0], soaked.launcher[-1]
     assert last.memory - first.memory < 1.5 * soaked.kept * (ended - begun) + NOISE_KIB, soak.report(soaked)
     assert soaked.spawner[-1][1].memory - soaked.spawner[0][1].memory < NOISE_KIB / 4

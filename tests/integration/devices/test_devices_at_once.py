@@ -88,7 +88,7 @@ def most_at_once(*sweeps: Notes) -> int:
 
 
 def test_five_jobs_on_two_sets(runner: Runner, new_ids: MakeIds) -> None:
-    """Five jobs of varied length on four ids, two each: no device twice, at most two jobs at once, all done (C1)."""
+    """Five jobs of varied length on four ids, two each: no device twice, at most two jobs at once, all done."""
     ids = new_ids(4)
     lengths = [f"+j{job}.all=sleep:{seconds}" for job, seconds in enumerate((0.9, 0.2, 0.5, 0.1, 0.4))]
     ran, notes = behave(runner, "x=0,1,2,3,4", *lengths, devices(ids), RECORDING)
@@ -96,25 +96,25 @@ def test_five_jobs_on_two_sets(runner: Runner, new_ids: MakeIds) -> None:
     assert notes.statuses() == ["COMPLETED"] * 5
     assert most_at_once(notes) == 2
     for job in range(5):
-        # The whole set, in order, for both ranks: `cuda:LOCAL_RANK` is right (C7).
+        # The whole set, in order, for both ranks: `cuda:LOCAL_RANK` is right.
         assert seen(notes, job, 0) == seen(notes, job, 1)
         assert seen(notes, job).split(",") in (ids[:2], ids[2:])
         assert {notes.environment(job, rank)["CUDA_DEVICE_ORDER"] for rank in (0, 1)} == {"PCI_BUS_ID"}
     assert (
         "Launching 5 jobs, 2 at a time, 2 ranks each, devices [" + "] [".join((",".join(ids[:2]), ",".join(ids[2:])))
         in ran.output
-    )  # C11
+    )
 
 
 def test_short_jobs_pass_a_long_one(runner: Runner, new_ids: MakeIds) -> None:
-    """Of a long job and three short ones on two sets, all short ones run beside the long one, no sub-batches (C4)."""
+    """Of a long job and three short ones on two sets, all short ones run beside the long one, no sub-batches."""
     ran, notes = behave(runner, "x=0,1,2,3", "+j0.all=wait:end_3_0", devices(new_ids(2)), RECORDING, LIMIT, nproc=1)
     assert notes.statuses() == ["COMPLETED"] * 4, ran.output
     assert most_at_once(notes) == 2
 
 
 def test_failed_jobs_give_their_devices_back(runner: Runner, new_ids: MakeIds) -> None:
-    """Whatever becomes of a job, the next one gets its devices (B5)."""
+    """Whatever becomes of a job, the next one gets its devices."""
     (one,) = new_ids(1)
     faults = ["+j0.all=raise", "+j1.all=exit:3", "+j2.all=kill:SIGKILL", "+j3.all=[children:9871,raise]"]
     _, notes = behave(runner, "x=0,1,2,3,4", *faults, devices([one]), RECORDING, nproc=1)
@@ -123,7 +123,7 @@ def test_failed_jobs_give_their_devices_back(runner: Runner, new_ids: MakeIds) -
 
 
 def test_jobs_that_share_a_device(runner: Runner, new_ids: MakeIds) -> None:
-    """With `jobs_per_device=3` three jobs are on one device, and never four (C9)."""
+    """With `jobs_per_device=3` three jobs are on one device, and never four."""
     (one,) = new_ids(1)
     together = [f"+j{job}.all=[wait:body_0_0,wait:body_1_0,wait:body_2_0,sleep:0.2]" for job in range(3)]
     ran, notes = behave(
@@ -147,7 +147,7 @@ def test_fewer_jobs_than_devices(runner: Runner, new_ids: MakeIds) -> None:
 
 @pytest.mark.parametrize("visible", ["3,5,7", "MIG-a,MIG-b", "GPU-8a5b-1,GPU-8a5b-2"])
 def test_what_the_launching_process_may_see(runner: Runner, visible: str) -> None:
-    """The parent's visible devices are given out one by one, with the ids as they are (C6, C8)."""
+    """The parent's visible devices are given out one by one, with the ids as they are."""
     ids = visible.split(",")
     together = [f"+j{job}.all=wait:body_{len(ids) - 1}_0" for job in range(len(ids))]
     jobs = ",".join(map(str, range(len(ids))))
@@ -176,7 +176,7 @@ def test_another_variable(runner: Runner) -> None:
     ],
 )
 def test_what_can_never_run(runner: Runner, options: list[str], env: dict[str, str], words: list[str]) -> None:
-    """It is one clear error before any job, not after hours (C6, C10)."""
+    """It is one clear error before any job, not after hours."""
     ran, notes = behave(runner, "x=1,2,4", *options, nproc=1, env=env)
     assert_one_clear_error(ran, *words)
     assert notes.places() == []
@@ -213,7 +213,7 @@ def test_a_size_that_shows_late(runner: Runner, new_ids: MakeIds) -> None:
 
 
 def test_jobs_are_composed_ahead(runner: Runner) -> None:
-    """A job that does not compose fails while the first one runs, and a file edited by then changes no job (A7)."""
+    """A job that does not compose fails while the first one runs, and a file edited by then changes no job."""
     (runner.cwd / "conf").mkdir()
     for name in ("base", "one", "two"):
         (runner.cwd / "conf" / f"{name}.yaml").write_text(f"x: 0\nname: {name}\n")
@@ -273,7 +273,7 @@ def sweeping(folder: Path, *overrides: str) -> Iterator[tuple[subprocess.Popen[s
 
 
 def test_two_sweeps_on_the_same_devices(tmp_path: Path, new_ids: MakeIds) -> None:
-    """Two sweeps started together share the devices without ever having one twice; who waits says for whom (C5)."""
+    """Two sweeps started together share the devices without ever having one twice; who waits says for whom."""
     ids = devices(new_ids(2))
     jobs = ("x=0,1,2,3", "+all=sleep:0.2", ids)
     with sweeping(tmp_path / "a", *jobs) as (one, _, notes), sweeping(tmp_path / "b", *jobs) as (two, _, others):
@@ -373,7 +373,7 @@ def test_one_job_does_not_hold_the_devices_of_another(tmp_path: Path, new_ids: M
 
 
 def test_ctrl_c_while_waiting_for_devices(tmp_path: Path, new_ids: MakeIds) -> None:
-    """A sweep that waits for the devices of another one is ended by Ctrl-C as ever, and the other goes on (B3)."""
+    """A sweep that waits for the devices of another one is ended by Ctrl-C as ever, and the other goes on."""
     jobs = ("+all=wait:go", devices(new_ids(1)))
     with sweeping(tmp_path / "a", *jobs) as (one, runner, notes):
         runner.wait_until(lambda: notes.places() == [(0, 0)], what="the first sweep's body")

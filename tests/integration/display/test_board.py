@@ -183,7 +183,7 @@ def test_the_lines_of_rank_0_above_the_board(runner: Runner) -> None:
 
 
 def test_several_streams_have_prefixes(runner: Runner) -> None:
-    """With `tee_ranks=all` each line on the terminal is one line of one rank, with its job and rank before it (K4)."""
+    """With `tee_ranks=all` each line on the terminal is one line of one rank, with its job and rank before it."""
     with watching(runner, "x=1,2", "lines=200", "hydra.launcher.tee_ranks=all", lines=50, columns=100) as person:
         assert person.end() == 0
     lines = [line for line in person.all_lines if "line " in line and HEADER not in line]
@@ -226,7 +226,7 @@ if __name__ == "__main__":
 
 
 def test_every_byte_is_in_the_files(runner: Runner) -> None:
-    """Of 100 MB that each of two ranks prints the logs have every byte, whatever the terminal shows (K3)."""
+    """Of 100 MB that each of two ranks prints the logs have every byte, whatever the terminal shows."""
     app = runner.cwd / "app.py"
     app.write_text(LOUD)
     options = ("+x=1", "hydra.launcher.tee_ranks=all", "hydra.output_subdir=null")
@@ -246,7 +246,7 @@ def test_every_byte_is_in_the_files(runner: Runner) -> None:
 
 
 def test_logging_after_the_sweep(runner: Runner) -> None:
-    """What the program logs when the sweep is over appears once, and standard output is what it was (K8)."""
+    """What the program logs when the sweep is over appears once, and standard output is what it was."""
     program = (
         "before = sys.stdout, sys.stderr\n"
         "main()\n"

@@ -56,7 +56,7 @@ def test_where_a_secret_shows(runner: Runner) -> None:
 
 
 def test_a_rank_has_what_torchrun_sets(runner: Runner) -> None:
-    """Every variable of torchrun is there with the value that torchrun would give it (H1, H5, D5, D6)."""
+    """Every variable of torchrun is there with the value that torchrun would give it."""
     ran, notes = behave(runner, nproc=3)
     assert ran.returncode == 0, ran.output
     environments = [notes.environment(0, rank) for rank in range(3)]
@@ -90,7 +90,7 @@ def test_a_rank_has_what_torchrun_sets(runner: Runner) -> None:
 
 
 def test_the_rank_is_in_the_environment_only(runner: Runner) -> None:
-    """No argument of a rank holds its rank, all ranks have one command line, and stdin is /dev/null (G8, N1)."""
+    """No argument of a rank holds its rank, all ranks have one command line, and stdin is /dev/null."""
     _, notes = behave(runner)
     first, second = notes.ranks()
     assert first["orig_argv"] == second["orig_argv"]
@@ -99,7 +99,7 @@ def test_the_rank_is_in_the_environment_only(runner: Runner) -> None:
 
 
 def test_jobs_at_once_have_ports_of_their_own(runner: Runner) -> None:
-    """Jobs that run at once have different ports, all ranks of one job the same one, and meet there (D1, D3)."""
+    """Jobs that run at once have different ports, all ranks of one job the same one, and meet there."""
     meeting = [f"+j{job}.all=[note:here{job},wait:here{1 - job},meet]" for job in (0, 1)]
     ran, notes = behave(runner, "x=0,1", *meeting, AT_ONCE)
     assert ran.returncode == 0, ran.output
@@ -110,7 +110,7 @@ def test_jobs_at_once_have_ports_of_their_own(runner: Runner) -> None:
 
 
 def test_an_inherited_port_is_ignored_and_said(runner: Runner) -> None:
-    """MASTER_ADDR and MASTER_PORT of the shell reach no rank, and one line says so (D7)."""
+    """MASTER_ADDR and MASTER_PORT of the shell reach no rank, and one line says so."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = str(taken.getsockname()[1])
@@ -124,7 +124,7 @@ def test_an_inherited_port_is_ignored_and_said(runner: Runner) -> None:
 
 
 def test_a_fixed_port_is_used(runner: Runner) -> None:
-    """`master_port` and `master_addr` of the options are what every rank gets (D7)."""
+    """`master_port` and `master_addr` of the options are what every rank gets."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -138,7 +138,7 @@ def test_a_fixed_port_is_used(runner: Runner) -> None:
 
 
 def test_stale_rank_variables_are_taken_out(runner: Runner) -> None:
-    """What an earlier launcher, a scheduler or an image left behind reaches no rank; the rest does (H1, H5, J3)."""
+    """What an earlier launcher, a scheduler or an image left behind reaches no rank; the rest does."""
     stale = {
         "NODE_RANK": "3",
         "WORLD_SIZE": "8",
@@ -172,7 +172,7 @@ def test_stale_rank_variables_are_taken_out(runner: Runner) -> None:
 
 @pytest.mark.parametrize("start", [{}, {"PL_GLOBAL_SEED": "5"}], ids=["set-by-code", "from-the-shell"])
 def test_a_seed_stays_only_from_the_start_environment(runner: Runner, start: dict[str, str]) -> None:
-    """PL_GLOBAL_SEED reaches ranks as the shell gave it, never as code in the launching process left it (H1, A12)."""
+    """PL_GLOBAL_SEED reaches ranks as the shell gave it, never as code in the launching process left it."""
     # Lightning's seed_everything() stores it like this; a rank must not take it for the user's wish.
     app = write_app(runner, "import os\nos.environ.setdefault('PL_GLOBAL_SEED', '9')\n")
     ran = runner.sweep(app, env=behave_environment(runner, **start))
@@ -184,7 +184,7 @@ def test_a_seed_stays_only_from_the_start_environment(runner: Runner, start: dic
 
 
 def test_env_set_and_env_copy_are_there_before_the_first_import(runner: Runner) -> None:
-    """`hydra.job.env_set` of each composed job, and `env_copy`, are in what the process is started with (H3)."""
+    """`hydra.job.env_set` of each composed job, and `env_copy`, are in what the process is started with."""
     ran, notes = behave(
         runner,
         "x=0,1",
@@ -201,7 +201,7 @@ def test_env_set_and_env_copy_are_there_before_the_first_import(runner: Runner) 
 
 
 def test_the_launching_process_keeps_its_environment(runner: Runner) -> None:
-    """`os.environ` of the launching process is the same before and after the sweep (D4, H6)."""
+    """`os.environ` of the launching process is the same before and after the sweep."""
     ran, notes = behave(runner, "x=0,1", "+hydra.job.env_set.FOO=bar", env={"MASTER_PORT": "29500"})
     assert ran.returncode == 0, ran.output
     assert [note["environment_is_as_before"] for note in notes.all("after")] == [True]
@@ -217,7 +217,7 @@ def threads(notes: Notes) -> int:
 
 
 def test_the_cores_are_shared_by_the_ranks_that_run_at_once(runner: Runner) -> None:
-    """OMP_NUM_THREADS is cores over the ranks that can run at once, at least 1, and is printed (H4)."""
+    """OMP_NUM_THREADS is cores over the ranks that can run at once, at least 1, and is printed."""
     cores = len(os.sched_getaffinity(0))
     ran, notes = behave(runner, nproc=1)
     alone = threads(notes)
@@ -232,7 +232,7 @@ def test_the_cores_are_shared_by_the_ranks_that_run_at_once(runner: Runner) -> N
 
 
 def test_the_users_number_of_threads_is_left_alone(runner: Runner) -> None:
-    """A value in the shell stays, and `omp_num_threads` of the options is used as it is (H4)."""
+    """A value in the shell stays, and `omp_num_threads` of the options is used as it is."""
     _, notes = behave(runner, env={"OMP_NUM_THREADS": "7"})
     assert threads(notes) == 7
     shutil.rmtree(notes.folder)
@@ -241,7 +241,7 @@ def test_the_users_number_of_threads_is_left_alone(runner: Runner) -> None:
 
 
 def test_the_affinity_bounds_the_number_of_threads(runner: Runner) -> None:
-    """Under `taskset` to one core a single rank gets one thread (H4)."""
+    """Under `taskset` to one core a single rank gets one thread."""
     if shutil.which("taskset") is None:
         pytest.skip("needs taskset")
     core = str(min(os.sched_getaffinity(0)))
@@ -266,7 +266,7 @@ def test_the_affinity_bounds_the_number_of_threads(runner: Runner) -> None:
     ids=["rank", "torchrun", "mpirun", "srun"],
 )
 def test_one_of_several_ranks_may_not_sweep(runner: Runner, started_as: dict[str, str]) -> None:
-    """Started by another launcher, the sweep stops with a sentence that names the variables; no child starts (A2)."""
+    """Started by another launcher, the sweep stops with a sentence that names the variables; no child starts."""
     ran, notes = behave(runner, "x=0,1", env=started_as)
     named = [name for name in started_as if name in ran.output]
     assert len(named) >= 1, ran.output
@@ -293,7 +293,7 @@ def test_one_of_several_ranks_may_not_sweep(runner: Runner, started_as: dict[str
     ids=["a-world-of-one", "sbatch", "srun-of-one", "allow_nested"],
 )
 def test_a_single_process_may_sweep(runner: Runner, started_as: dict[str, str]) -> None:
-    """A world of one, an sbatch script and a step of one task are single launchers; `allow_nested` is a wish (A2)."""
+    """A world of one, an sbatch script and a step of one task are single launchers; `allow_nested` is a wish."""
     allowed = ["hydra.launcher.allow_nested=true"] if "ALLOWED" in started_as else []
     ran, notes = behave(runner, *allowed, env=started_as)
     assert ran.returncode == 0, ran.output
@@ -301,7 +301,7 @@ def test_a_single_process_may_sweep(runner: Runner, started_as: dict[str, str]) 
 
 
 def test_a_rank_may_not_sweep(runner: Runner) -> None:
-    """The launcher inside a rank, even of a world of one, is one clear error and no fork bomb (A3)."""
+    """The launcher inside a rank, even of a world of one, is one clear error and no fork bomb."""
     ran, notes = behave(runner, "+all=sweep:inner", nproc=1)
     assert ran.returncode == 0, ran.output
     inner = notes.read("inner")
@@ -313,7 +313,7 @@ def test_a_rank_may_not_sweep(runner: Runner) -> None:
 
 
 def test_multirun_mode_of_the_config_sweeps_once(runner: Runner) -> None:
-    """With `hydra.mode: MULTIRUN` and the launcher in the config, a plain start runs jobs x ranks (A3, M8)."""
+    """With `hydra.mode: MULTIRUN` and the launcher in the config, a plain start runs jobs x ranks."""
     (runner.cwd / "config.yaml").write_text(
         "defaults:\n  - override hydra/launcher: ddp_subprocess\n  - _self_\n"
         "x: 0\n"
@@ -333,7 +333,7 @@ def test_multirun_mode_of_the_config_sweeps_once(runner: Runner) -> None:
 
 
 def test_without_multirun_one_line_says_that_the_launcher_is_not_used(runner: Runner) -> None:
-    """Hydra ignores launchers without `-m`: the program runs as one process, and one line says why (M1)."""
+    """Hydra ignores launchers without `-m`: the program runs as one process, and one line says why."""
     argv = (BEHAVE, "hydra/launcher=ddp_subprocess", f"hydra.run.dir={runner.cwd / 'run'}")
     ran = runner.python(*argv, env=behave_environment(runner))
     assert ran.returncode == 0, ran.output
@@ -345,7 +345,7 @@ def test_without_multirun_one_line_says_that_the_launcher_is_not_used(runner: Ru
 
 
 def test_a_sweep_of_one_job_gives_no_hint(runner: Runner) -> None:
-    """`-m` without any sweep is one job on all ranks, and says nothing of a missing `-m` (M1)."""
+    """`-m` without any sweep is one job on all ranks, and says nothing of a missing `-m`."""
     ran, notes = behave(runner)
     assert notes.places() == [(0, 0), (0, 1)]
     assert not re.search(r"(^|\W)-m\b|--multirun", ran.output), ran.output
@@ -355,14 +355,14 @@ def test_a_sweep_of_one_job_gives_no_hint(runner: Runner) -> None:
 
 
 def test_the_last_line_before_a_crash_is_in_the_log(runner: Runner) -> None:
-    """A rank that prints a line and is gone by `os._exit` has its line in its own log file (K6)."""
+    """A rank that prints a line and is gone by `os._exit` has its line in its own log file."""
     behave(runner, "+r1=[print:last_words,exit:1]", "hydra.launcher.grace_period_s=1")
     assert "last_words" in (runner.cwd / "sweep" / "0" / ".ddp" / "rank_1.log").read_text()
 
 
 @pytest.mark.parametrize(("tee_ranks", "shown"), [("null", [0]), ("[1]", [1]), ("all", [0, 1]), ("[]", [])], ids=str)
 def test_tee_ranks_says_whose_output_is_shown(runner: Runner, tee_ranks: str, shown: list[int]) -> None:
-    """By default rank 0's output is on the terminal, `tee_ranks` picks others, every log has its own (K1, K5)."""
+    """By default rank 0's output is on the terminal, `tee_ranks` picks others, every log has its own."""
     options = [] if tee_ranks == "null" else [f"hydra.launcher.tee_ranks={tee_ranks}"]
     ran, _ = behave(runner, "+r0=print:from_0", "+r1=print:from_1", *options)
     assert ran.returncode == 0, ran.output
@@ -374,7 +374,7 @@ def test_tee_ranks_says_whose_output_is_shown(runner: Runner, tee_ranks: str, sh
 
 
 def test_each_job_can_have_its_own_number_of_ranks(runner: Runner) -> None:
-    """An interpolation in `nproc_per_node` is read from each job's own config, `WORLD_SIZE` follows (M2)."""
+    """An interpolation in `nproc_per_node` is read from each job's own config, `WORLD_SIZE` follows."""
     # The interpolation has to have a usable value in the sweep's own config, too.
     app = write_app(
         runner,
@@ -396,7 +396,7 @@ def test_a_wrapper_stands_before_every_rank(runner: Runner) -> None:
 
 
 def test_devices_are_visible_to_all_ranks_of_a_job(runner: Runner) -> None:
-    """All ranks of a job see its whole set under the variable that `device_env_var` names, unchanged (C7, C8)."""
+    """All ranks of a job see its whole set under the variable that `device_env_var` names, unchanged."""
     options = ["hydra.launcher.devices=[GPU-a,GPU-b,4,6]", "hydra.launcher.device_env_var=SOME_VISIBLE_DEVICES"]
     ran, notes = behave(runner, "x=0,1", *OVERLAP, *options)
     assert ran.returncode == 0, ran.output
@@ -407,7 +407,7 @@ def test_devices_are_visible_to_all_ranks_of_a_job(runner: Runner) -> None:
 
 
 def test_environments_are_fresh_for_every_job(runner: Runner) -> None:
-    """Each rank of each job is a process of its own that starts from the same environment (D4, L5, K7)."""
+    """Each rank of each job is a process of its own that starts from the same environment."""
     ran, notes = behave(runner, "x=0,1")
     assert ran.returncode == 0, ran.output
     assert len({note["pid"] for note in notes.ranks()}) == 4
@@ -426,7 +426,7 @@ def test_the_command_line_shows_the_job(runner: Runner) -> None:
 
 
 def test_one_writer_of_hydras_files(runner: Runner) -> None:
-    """Sixteen ranks that start together: `.hydra` is rank 0's alone, whole, and what the basic launcher writes (E4)."""
+    """Sixteen ranks that start together: `.hydra` is rank 0's alone, whole, and what the basic launcher writes."""
     ran, _ = behave(runner, "x=0,1,2", nproc=16)
     assert ran.returncode == 0, ran.output
     basic = runner.python(

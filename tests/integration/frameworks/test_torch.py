@@ -42,7 +42,7 @@ if __name__ == "__main__":
 
 
 def test_ranks_meet_and_a_scalar_tensor_comes_back_as_a_number(runner: Runner, tmp_path: Path) -> None:
-    """F7, C10: two jobs of three ranks add up over gloo; the launching process never needs torch."""
+    """Two jobs of three ranks add up over gloo; the launching process never needs torch."""
     app = tmp_path / "app.py"
     app.write_text(WORLD)
     ran = runner.sweep(app, "+x=1,10", nproc=3)
@@ -55,7 +55,7 @@ def test_ranks_meet_and_a_scalar_tensor_comes_back_as_a_number(runner: Runner, t
 
 
 def test_tensors_within_a_value_come_back(runner: Runner, tmp_path: Path) -> None:
-    """F7: a dict with tensors keeps its shape; scalars in it become numbers."""
+    """A dict with tensors keeps its shape; scalars in it become numbers."""
     app = tmp_path / "app.py"
     app.write_text(WORLD)
     ran = runner.sweep(app, "+x=1", "+nested=true")
@@ -64,7 +64,7 @@ def test_tensors_within_a_value_come_back(runner: Runner, tmp_path: Path) -> Non
 
 
 def test_a_rank_that_raises_frees_the_one_that_waits_for_it(runner: Runner, tmp_path: Path) -> None:
-    """B1: rank 0 waits in a collective; the cause that is told is rank 1's, and the next job runs."""
+    """Rank 0 waits in a collective; the cause that is told is rank 1's, and the next job runs."""
     app = tmp_path / "app.py"
     app.write_text(WORLD)
     ran = runner.sweep(app, "+x=1", "+fail=true,false")

@@ -112,21 +112,21 @@ def test_a_wrong_value_names_its_option(runner: Runner, option: str) -> None:
     ],
 )
 def test_options_that_contradict_each_other(runner: Runner, options: list[str], words: list[str]) -> None:
-    """Options that cannot hold together are refused before the first job, both are named (C10, D7, H3)."""
+    """Options that cannot hold together are refused before the first job, both are named."""
     ran, notes = behave(runner, "x=0,1", *options)
     assert_one_clear_error(ran, *words, most_lines=12)
     assert notes.ranks() == []
 
 
 def test_devices_must_be_visible_to_the_launching_process(runner: Runner) -> None:
-    """`devices` outside the visible-devices variable of the shell is refused, with both lists (C6)."""
+    """`devices` outside the visible-devices variable of the shell is refused, with both lists."""
     ran, notes = behave(runner, "hydra.launcher.devices=[0,3]", env={"CUDA_VISIBLE_DEVICES": "3,5,7"})
     assert_one_clear_error(ran, "0", "3,5,7", "CUDA_VISIBLE_DEVICES")
     assert_nothing_started(runner, notes)
 
 
 def test_a_sweep_over_the_launcher_itself_is_refused(runner: Runner) -> None:
-    """Hydra makes a launcher once: a sweep over its options names the key and starts nothing (M2)."""
+    """Hydra makes a launcher once: a sweep over its options names the key and starts nothing."""
     ran, notes = behave(runner, "hydra.launcher.nproc_per_node=1,2")
     assert ran.returncode != 0
     assert "hydra.launcher.nproc_per_node" in ran.output
@@ -145,7 +145,7 @@ def test_a_wrapper_that_does_not_exist_fails_the_job(runner: Runner) -> None:
 
 @pytest.mark.parametrize("in_the_way", ["sweep", "sweep/0"])
 def test_a_run_directory_that_cannot_be_made(runner: Runner, in_the_way: str) -> None:
-    """A file where the directory should be is named, and nothing starts (E3)."""
+    """A file where the directory should be is named, and nothing starts."""
     path = runner.cwd / in_the_way
     path.parent.mkdir(exist_ok=True)
     path.write_text("in the way")
@@ -239,7 +239,7 @@ def test_a_config_value_that_cannot_be_pickled_names_its_key(runner: Runner, bef
 
 
 def test_a_function_that_cannot_be_pickled_is_an_error_in_function_entry_only(runner: Runner) -> None:
-    """A closure over a lock cannot be handed over, which one error says; with the script entry it runs (L1, G9)."""
+    """A closure over a lock cannot be handed over, which one error says; with the script entry it runs."""
     app = runner.cwd / "app.py"
     app.write_text(
         f"import sys\nsys.path.insert(0, {str(APPS)!r})\nimport behave, hydra, threading\n\n"
@@ -257,7 +257,7 @@ def test_a_function_that_cannot_be_pickled_is_an_error_in_function_entry_only(ru
 
 
 def test_an_override_that_does_not_compose_fails_its_job_only(runner: Runner) -> None:
-    """With a sweeper that does not check first, that job is FAILED in Hydra's own words, the others run (F1)."""
+    """With a sweeper that does not check first, that job is FAILED in Hydra's own words, the others run."""
     ran, notes = behave(runner, UNCHECKED, env={"BEHAVE_OVERRIDES": "x=0;nokey=1;x=2"})
     assert notes.statuses() == ["COMPLETED", "FAILED", "COMPLETED"], ran.output
     assert "Could not override 'nokey'" in notes.returns()[1]["text"]
@@ -267,7 +267,7 @@ def test_an_override_that_does_not_compose_fails_its_job_only(runner: Runner) ->
 
 
 def test_a_job_that_chooses_other_launcher_options_is_refused(runner: Runner) -> None:
-    """The launcher is made before the jobs: one whose config sets its options is FAILED, naming the key (M2)."""
+    """The launcher is made before the jobs: one whose config sets its options is FAILED, naming the key."""
     _, notes = behave(runner, UNCHECKED, env={"BEHAVE_OVERRIDES": "x=0;hydra.launcher.nproc_per_node=3"})
     assert notes.statuses() == ["COMPLETED", "FAILED"]
     assert "hydra.launcher" in notes.returns()[1]["text"]
@@ -275,7 +275,7 @@ def test_a_job_that_chooses_other_launcher_options_is_refused(runner: Runner) ->
 
 
 def test_hydras_own_check_comes_first(runner: Runner) -> None:
-    """With the basic sweeper an override that does not compose stops the sweep before any job (F1)."""
+    """With the basic sweeper an override that does not compose stops the sweep before any job."""
     ran, notes = behave(runner, "x=0,1", "nokey=1,2")
     assert_one_clear_error(ran, "nokey")
     assert_nothing_started(runner, notes)
@@ -379,7 +379,7 @@ def test_payload_and_outcome_are_private(runner: Runner) -> None:
 
 
 def test_editing_a_config_changes_no_job(runner: Runner) -> None:
-    """A YAML file that is edited in job 0 is as it was for jobs 1 and 2 (A7)."""
+    """A YAML file that is edited in job 0 is as it was for jobs 1 and 2."""
     config = runner.cwd / "config.yaml"
     config.write_text("x: 0\nb: old\nr0: null\nj0: {}\n")
     app = write_app(runner, config="config_path='.', config_name='config'")
@@ -397,7 +397,7 @@ def write_editable_app(runner: Runner) -> Path:
 
 @pytest.mark.parametrize("edited", ["app.py", "own_module.py"])
 def test_edited_code_is_said_once(runner: Runner, edited: str) -> None:
-    """Code is not frozen: when the script or its own module is edited, one line names the file, all jobs run (A7)."""
+    """Code is not frozen: when the script or its own module is edited, one line names the file, all jobs run."""
     app = write_editable_app(runner)
     ran, notes = run_app(runner, app, "x=0,1,2", f"+j0.r0='append:{runner.cwd / edited}'")
     assert ran.returncode == 0, ran.output
@@ -408,7 +408,7 @@ def test_edited_code_is_said_once(runner: Runner, edited: str) -> None:
 
 @pytest.mark.parametrize("wish", ["fail", "ignore"])
 def test_edited_code_can_fail_jobs_or_be_ignored(runner: Runner, wish: str) -> None:
-    """`code_changed=fail` fails the jobs after the edit with the file as reason, `ignore` says nothing (A7)."""
+    """`code_changed=fail` fails the jobs after the edit with the file as reason, `ignore` says nothing."""
     app = write_editable_app(runner)
     ran, notes = run_app(
         runner, app, "x=0,1", f"+j0.r0='append:{app}'", f"hydra.launcher.code_changed={wish}", RECORDING
@@ -424,7 +424,7 @@ def test_edited_code_can_fail_jobs_or_be_ignored(runner: Runner, wish: str) -> N
 
 @pytest.mark.parametrize(("wish", "statuses"), [("warn", "COMPLETED"), ("error", "FAILED"), ("null", "COMPLETED")])
 def test_configs_that_differ_between_ranks(runner: Runner, wish: str, statuses: str) -> None:
-    """`check_config` names the key whose value differs over the ranks, as a warning or as the job's failure (A4)."""
+    """`check_config` names the key whose value differs over the ranks, as a warning or as the job's failure."""
     override = "+mine='${oc.env:RANK}'"
     ran, notes = behave(runner, override, f"hydra.launcher.check_config={wish}", RECORDING)
     assert notes.statuses() == [statuses], ran.output

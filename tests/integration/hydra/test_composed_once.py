@@ -1,4 +1,4 @@
-"""M5: composing is what takes the time before the first job, so a config is composed once."""
+"""Composing is what takes the time before the first job, so a config is composed once."""
 
 from __future__ import annotations
 

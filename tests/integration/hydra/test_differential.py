@@ -288,7 +288,7 @@ def own_classes(side: Side) -> dict[str, str]:
     ("args", "jobs"), [(("needed=1,2",), 2), (("hydra.output_subdir=null",), 1)], ids=["usual", "no-output-subdir"]
 )
 def test_dataclasses_of_main_keep_their_types(runner: Runner, args: tuple[str, ...], jobs: int) -> None:
-    """A5, A6, L2, E7: classes, Enums and Paths of `__main__` are the very same in a rank, also without saved YAML."""
+    """Classes, Enums and Paths of `__main__` are the very same in a rank, also without saved YAML."""
     basic, ours = Case(runner, "typed.py", (*TYPED, *args)).both()
     assert_same(basic, ours, jobs)
     assert set(own_classes(ours).values()) == {"True"}
@@ -297,7 +297,7 @@ def test_dataclasses_of_main_keep_their_types(runner: Runner, args: tuple[str, .
 
 @BOTH_STARTS
 def test_classes_without_a_name_keep_their_types(runner: Runner, launcher: tuple[str, ...]) -> None:
-    """A6: classes by `make_dataclass` and classes in functions arrive whole, with an Enum of `__main__` inside them."""
+    """Classes by `make_dataclass` and classes in functions arrive whole, with an Enum of `__main__` inside them."""
     args = ("branch.leaf.size=4,5", "local.color=CYAN", "one.first=3", "shape.side=RIGHT")
     basic, ours = Case(runner, "made.py", args).both(launcher)
     assert_same(basic, ours, jobs=2)
@@ -306,14 +306,14 @@ def test_classes_without_a_name_keep_their_types(runner: Runner, launcher: tuple
 
 
 def test_objects_in_the_config(runner: Runner) -> None:
-    """A6: objects, functions and flags that OmegaConf keeps in a config survive."""
+    """Objects, functions and flags that OmegaConf keeps in a config survive."""
     basic, ours = Case(runner, "objects.py").both()
     assert_same(basic, ours, jobs=1)
     assert set(own_classes(ours).values()) == {"True"}
 
 
 def test_read_only_config(runner: Runner) -> None:
-    """A6: a config that the job cannot write to is such a one in all ranks."""
+    """A config that the job cannot write to is such a one in all ranks."""
     basic, ours = Case(runner, "read_only.py").both()
     assert_same(basic, ours, jobs=1)
     assert "ReadonlyConfigError" in ours.dumps[min(ours.dumps)]["|extra|written"]
@@ -321,7 +321,7 @@ def test_read_only_config(runner: Runner) -> None:
 
 @BOTH_STARTS
 def test_module_of_a_package(runner: Runner, launcher: tuple[str, ...]) -> None:
-    """A6, G3, G7: `python -m`, configs as package data, an argument that the program takes for itself, one it adds."""
+    """`python -m`, configs as package data, an argument that the program takes for itself, one it adds."""
     basic, ours = Case(runner, "pkg.sub.app", ("--own", "given = é", "a=1,2")).both(launcher)
     assert_same(basic, ours, jobs=2)
     assert set(own_classes(ours).values()) == {"True"}
@@ -329,7 +329,7 @@ def test_module_of_a_package(runner: Runner, launcher: tuple[str, ...]) -> None:
 
 
 def test_hydra_zen_configs_keep_their_types(runner: Runner) -> None:
-    """A6: classes made by hydra-zen arrive whole and build the user's objects, through its `zen` wrapper."""
+    """Classes made by hydra-zen arrive whole and build the user's objects, through its `zen` wrapper."""
     pytest.importorskip("hydra_zen", reason="hydra-zen is not installed beside this Hydra version")
     basic, ours = Case(runner, "zen.py", ("net=small,large", "rate=0.25", "net.width=7")).both()
     assert_same(basic, ours, jobs=2)
@@ -368,7 +368,7 @@ OVERRIDES = (
 
 @BOTH_STARTS
 def test_overrides_and_yaml(runner: Runner, launcher: tuple[str, ...]) -> None:
-    """A8, A9, A10, E1, G1, K2: a config of YAML files with each kind of override and of interpolation."""
+    """A config of YAML files with each kind of override and of interpolation."""
     basic, ours = Case(runner, "plain.py", OVERRIDES, env={"FROM_JOB_COPY": "copied"}).both(launcher)
     assert_same(basic, ours, jobs=2)
     assert raw(ours, "s") == "builtins.str '${t}'"
@@ -382,7 +382,7 @@ def test_overrides_and_yaml(runner: Runner, launcher: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("chdir", ["true", "false"])
 def test_folders(runner: Runner, chdir: str) -> None:
-    """E2, E3: started in a sub-folder, with a relative sweep folder, ranks see the same folders and log to them."""
+    """Started in a sub-folder, with a relative sweep folder, ranks see the same folders and log to them."""
     folders = ("hydra.sweep.dir=rel/a", "hydra.sweep.subdir=${hydra.job.override_dirname}")
     args = (f"hydra.job.chdir={chdir}", "hydra/job_logging=own", *folders, "t=1,2")
     basic, ours = Case(runner, "plain.py", args, cwd="project/sub", sweep_dir=None).both()
@@ -392,7 +392,7 @@ def test_folders(runner: Runner, chdir: str) -> None:
 
 @pytest.mark.parametrize("version_base", ["1.1", "1.3"])
 def test_program_that_leaves_its_folder(runner: Runner, version_base: str) -> None:
-    """E3: `os.chdir` at the top of the program, and the version base that decides about `chdir`."""
+    """`os.chdir` at the top of the program, and the version base that decides about `chdir`."""
     if version_base == "1.1" and not hydra.__version__.startswith("1.3"):
         pytest.skip("Hydra 1.4 refuses version_base 1.1")
     args = ("--config-dir=added_conf", "hydra.sweep.dir=rel", "+group=added")
@@ -408,7 +408,7 @@ def test_program_that_leaves_its_folder(runner: Runner, version_base: str) -> No
 
 
 def test_default_sweep_folder(runner: Runner) -> None:
-    """E1: without a sweep folder of the user's there is one `multirun/<day>/<time>/<job>` a job, and no `outputs`."""
+    """Without a sweep folder of the user's there is one `multirun/<day>/<time>/<job>` a job, and no `outputs`."""
     basic, ours = Case(runner, "plain.py", ("model=glob(*)",), sweep_dir=None).both()
     assert_same(basic, ours, jobs=2)
     runs = [name for name in ours.files if re.fullmatch(r"project/multirun/[^/]+/[^/]+/[^/]+/", name)]
@@ -416,7 +416,7 @@ def test_default_sweep_folder(runner: Runner) -> None:
 
 
 def test_mode_in_the_config(runner: Runner) -> None:
-    """A3, A8: mode and sweep in the config, no `-m`: the same jobs, two batches of them, and no rank sweeps again."""
+    """Mode and sweep in the config, no `-m`: the same jobs, two batches of them, and no rank sweeps again."""
     basic, ours = Case(runner, "plain.py", ("--config-name=sweeping",), multirun=False).both()
     assert_same(basic, ours, jobs=3)
 
@@ -431,7 +431,7 @@ def test_mode_in_the_config(runner: Runner) -> None:
     ids=["config-dir", "config-path", "absolute"],
 )
 def test_config_flags(runner: Runner, args: tuple[str, ...]) -> None:
-    """G6: the user's `--config-*` flags and `hydra.searchpath`, as seen by the job and by `compose()` inside it."""
+    """The user's `--config-*` flags and `hydra.searchpath`, as seen by the job and by `compose()` inside it."""
     absolute = str(runner.cwd / "here" / "project" / "conf_other")
     args = tuple(absolute if arg == "ABSOLUTE" else arg for arg in args)
     basic, ours = Case(runner, "plain.py", args).both()
@@ -439,7 +439,7 @@ def test_config_flags(runner: Runner, args: tuple[str, ...]) -> None:
 
 
 def test_random_values_and_time(runner: Runner) -> None:
-    """A4, E1, E8, A11: what is drawn once a job in plain Hydra is drawn once a job here, and all ranks see the same."""
+    """What is drawn once a job in plain Hydra is drawn once a job here, and all ranks see the same."""
     args = ("hydra.sweep.dir='sweep/${now:%Y-%m-%d_%H-%M-%S-%f}'", "hydra.sweep.subdir='${random:}'", "a=1,1")
     basic, ours = Case(runner, "resolving.py", args, sweep_dir=None).both()
     assert_same(basic, ours, jobs=2)
@@ -449,7 +449,7 @@ def test_random_values_and_time(runner: Runner) -> None:
 
 
 def test_random_run_folder(runner: Runner) -> None:
-    """A4, E1: a run folder that plain Hydra draws anew at each look is drawn once a job, for all ranks."""
+    """A run folder that plain Hydra draws anew at each look is drawn once a job, for all ranks."""
     args = ("hydra.sweep.subdir='${uncached:}-${random:}'", "a=1,2")
     basic, ours = Case(runner, "resolving.py", args).both()
     drawn = ("|hydra|hydra.sweep.subdir|resolved", "|hydra|hydra.overrides.hydra[0]|resolved")
@@ -458,7 +458,7 @@ def test_random_run_folder(runner: Runner) -> None:
 
 
 def test_cached_value_of_the_jobs_environment(runner: Runner) -> None:
-    """A4, H3: a cached resolver that reads a variable of `hydra.job.env_set` sees the job's value, not the sweep's."""
+    """A cached resolver that reads a variable of `hydra.job.env_set` sees the job's value, not the sweep's."""
     args = ("+hydra.job.env_set.FROM_JOB_A=inner", "+from_env='${cached_env:FROM_JOB_A}'")
     basic, ours = Case(runner, "resolving.py", args, env={"FROM_JOB_A": "outer"}).both()
     assert_same(basic, ours, jobs=1)
@@ -466,7 +466,7 @@ def test_cached_value_of_the_jobs_environment(runner: Runner) -> None:
 
 @pytest.mark.parametrize("chdir", ["true", "false"])
 def test_odd_folders(runner: Runner, chdir: str) -> None:
-    """G1, G2, E6: odd characters in the project's folder, in the sweep folder and in names made of overrides."""
+    """Odd characters in the project's folder, in the sweep folder and in names made of overrides."""
     args = (
         f"hydra.job.chdir={chdir}",
         "hydra.sweep.subdir='${hydra:job.override_dirname}'",
@@ -482,7 +482,7 @@ def test_odd_folders(runner: Runner, chdir: str) -> None:
     ("subdir", "jobs"), [(".", 2), ("", 1), ("../beside/${hydra:job.num}", 1), ("ABSOLUTE/${hydra:job.num}", 1)]
 )
 def test_unusual_run_folders(runner: Runner, subdir: str, jobs: int) -> None:
-    """E6: all jobs in one folder, which is the sweep's, or a folder outside of the sweep's."""
+    """All jobs in one folder, which is the sweep's, or a folder outside of the sweep's."""
     subdir = subdir.replace("ABSOLUTE", str(runner.cwd / "here" / "absolute"))
     args = ("+a=1,2" if jobs == 2 else "+a=1", f"hydra.sweep.subdir={quote(subdir)}")
     basic, ours = Case(runner, "values.py", args).both()
@@ -491,14 +491,14 @@ def test_unusual_run_folders(runner: Runner, subdir: str, jobs: int) -> None:
 
 @pytest.mark.parametrize("logging", ["none", "disabled", "stdout"])
 def test_without_log_files(runner: Runner, logging: str) -> None:
-    """E7, K1: a user who turned Hydra's log file off has none, in no rank."""
+    """A user who turned Hydra's log file off has none, in no rank."""
     basic, ours = Case(runner, "values.py", (f"hydra/job_logging={logging}",)).both()
     assert_same(basic, ours, jobs=1)
 
 
 @pytest.mark.parametrize("name", ["a${t}", "a\\${t}", "a${hydra:job.num}b", "${no", "a\nb ", "\udcff"])
 def test_folder_that_means_something_to_hydra(runner: Runner, name: str) -> None:
-    """E6: a sweep folder that Hydra reads as an interpolation, or cannot write down, gives what plain Hydra gives."""
+    """A sweep folder that Hydra reads as an interpolation, or cannot write down, gives what plain Hydra gives."""
     basic, ours = Case(runner, "plain.py", ("t=1",), sweep_dir=name).both()
     assert (basic.ran.returncode == 0) == (ours.ran.returncode == 0), ours.ran.output
     if basic.ran.returncode == 0:
@@ -508,7 +508,7 @@ def test_folder_that_means_something_to_hydra(runner: Runner, name: str) -> None
 
 
 def test_c_locale_and_long_values(runner: Runner) -> None:
-    """G2, G10: non-ASCII values under `LC_ALL=C`, and a command line that is too long to be shown in a rank's."""
+    """Non-ASCII values under `LC_ALL=C`, and a command line that is too long to be shown in a rank's."""
     args = (f"hydra.job.name={quote('é李')}", f"+long='{'x' * 70_000}'", f"+odd={quote(ODD)}", "+smile='😀'")
     basic, ours = Case(runner, "values.py", args, env={"LC_ALL": "C"}).both()
     assert_same(basic, ours, jobs=1)
@@ -533,7 +533,7 @@ FOLDER = HOSTILE.map(lambda name: re.sub("[/$]", "", name)).filter(lambda name: 
     folder=FOLDER,
 )
 def test_hostile_values(runner: Runner, values: list[str], in_yaml: list[str], folder: str) -> None:
-    """A10, G2, V1, V2: whatever plain Hydra takes as a value, or as a folder, arrives unchanged in every rank."""
+    """Whatever plain Hydra takes as a value, or as a folder, arrives unchanged in every rank."""
     assert OverridesParser.create().parse_override(f"+v={quote(folder)}").value() == folder
 
     def prepare(here: Path) -> None:

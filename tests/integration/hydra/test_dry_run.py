@@ -78,7 +78,7 @@ def assert_nothing_ran(runner: Runner) -> None:
 @pytest.mark.parametrize("batches", ["null", "1"], ids=["one-batch", "three-batches"])
 @pytest.mark.parametrize("where", ["sweep", "deep/er/sweep", "${now:%Y}/${hydra.job.name}", "."])
 def test_nothing_is_left_of_a_new_directory(runner: Runner, where: str, batches: str) -> None:
-    """Directories that Hydra made are gone, wherever they were, and every batch was shown (M7)."""
+    """Directories that Hydra made are gone, wherever they were, and every batch was shown."""
     arguments = (f"hydra.sweep.dir={where}", f"hydra.sweeper.max_batch_size={batches}", "x=1,2,3", DRY)
     runner.cwd.joinpath("mine").write_text("mine")
     before = listing(runner.cwd)

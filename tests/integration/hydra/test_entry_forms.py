@@ -16,8 +16,8 @@ from support.notes import assert_one_clear_error
 if TYPE_CHECKING:
     from support.runner import Ran, Runner
 
-# What each program below does: note who it is. `LOCK` could not be pickled, and need not be (L1); the two resolvers
-# are there only where the whole script has run as `__main__` (A11).
+# What each program below does: note who it is. `LOCK` could not be pickled, and need not be; the two resolvers
+# are there only where the whole script has run as `__main__`.
 FACTS = """
 import json, os, sys, threading
 from pathlib import Path
@@ -133,7 +133,7 @@ def program(runner: Runner) -> Program:
 
 
 def test_two_jobs_of_a_script(program: Program) -> None:
-    """Exactly jobs x ranks bodies run, each with its own job's values and number (A1, A8)."""
+    """Exactly jobs x ranks bodies run, each with its own job's values and number."""
     ran = program.python(program.write("app.py"), overrides=("x=5,6", "+g='${guarded:}'"))
     assert ran.returncode == 0, ran.output
     assert program.bodies() == [("main", job, rank, 5 + job) for job in (0, 1) for rank in ("0", "1")]
@@ -155,7 +155,7 @@ def test_two_jobs_of_a_script(program: Program) -> None:
     ],
 )
 def test_a_script_by_any_path(program: Program, runner: Runner, start_in: str, path: str) -> None:
-    """A script runs by a relative, an absolute or an odd path, with the modules beside it (G3, E3, H7)."""
+    """A script runs by a relative, an absolute or an odd path, with the modules beside it."""
     program.write("sibling.py", "WORD = 'beside the script'\n")
     program.write("deep/empty.txt", "")
     for name in ("app.py", "with space=1,'é.py"):
@@ -166,7 +166,7 @@ def test_a_script_by_any_path(program: Program, runner: Runner, start_in: str, p
 
 
 def test_a_module_level_chdir_does_not_lose_the_script(program: Program, runner: Runner) -> None:
-    """A script given by a relative path that changes the directory before `main()` still has its ranks (E3)."""
+    """A script given by a relative path that changes the directory before `main()` still has its ranks."""
     (runner.cwd / "elsewhere").mkdir()
     program.write("app.py", f"import os\nos.chdir('elsewhere')\n{PROGRAM}")
     program.assert_one_job_on_two_ranks(program.python("app.py"))
@@ -191,7 +191,7 @@ def write_package(program: Program) -> None:
 
 @pytest.mark.parametrize("name", ["pkg.app", "pkg"])
 def test_a_module_of_a_package(program: Program, name: str) -> None:
-    """`python -m pkg.app` and `python -m pkg` keep relative imports and the package's configs (G3)."""
+    """`python -m pkg.app` and `python -m pkg` keep relative imports and the package's configs."""
     write_package(program)
     program.assert_one_job_on_two_ranks(program.python("-m", name))
     for note in program.notes("body"):
@@ -201,14 +201,14 @@ def test_a_module_of_a_package(program: Program, name: str) -> None:
 
 
 def test_a_folder_with_a_main(program: Program, runner: Runner) -> None:
-    """`python folder` runs the folder's `__main__.py` in every rank (G3)."""
+    """`python folder` runs the folder's `__main__.py` in every rank."""
     program.write("folder/__main__.py")
     program.assert_one_job_on_two_ranks(program.python("folder"))
     assert all(str(runner.cwd / "folder") in note["path"] for note in program.notes("body"))
 
 
 def test_an_archive_with_a_main(program: Program, runner: Runner) -> None:
-    """`python app.zip` runs the archive's `__main__.py` in every rank (G3)."""
+    """`python app.zip` runs the archive's `__main__.py` in every rank."""
     with zipfile.ZipFile(runner.cwd / "app.zip", "w") as archive:
         archive.writestr("__main__.py", "from facts import *\n\n" + MAIN + RUN)
         archive.writestr("facts.py", FACTS)
@@ -217,7 +217,7 @@ def test_an_archive_with_a_main(program: Program, runner: Runner) -> None:
 
 @pytest.mark.parametrize("direct", [True, False], ids=["executable", "by-the-interpreter"])
 def test_a_console_script(program: Program, runner: Runner, direct: bool) -> None:
-    """A wrapper as pip makes it works, started directly or by the interpreter, with `pkg://` configs (G4)."""
+    """A wrapper as pip makes it works, started directly or by the interpreter, with `pkg://` configs."""
     write_package(program)
     text = (runner.cwd / "pkg" / "app.py").read_text().replace('"conf"', '"pkg://pkg.conf"')
     program.write("pkg/app.py", text)
@@ -237,7 +237,7 @@ def test_a_console_script(program: Program, runner: Runner, direct: bool) -> Non
 
 
 def test_interpreter_flags_reach_the_ranks(program: Program) -> None:
-    """`-O`, `-W` and `-X` hold in every rank as in the launching process, and nothing of ours warns (G5, M3)."""
+    """`-O`, `-W` and `-X` hold in every rank as in the launching process, and nothing of ours warns."""
     program.assert_one_job_on_two_ranks(program.python("-O", "-W", "error", "-X", "utf8", program.write("app.py")))
     (launching,) = program.notes("after")
     assert launching["optimize"] == 1
@@ -247,7 +247,7 @@ def test_interpreter_flags_reach_the_ranks(program: Program) -> None:
 
 
 def test_an_isolated_interpreter_stays_isolated(program: Program) -> None:
-    """`python -I` keeps the script's folder off the path in the ranks, too (G5)."""
+    """`python -I` keeps the script's folder off the path in the ranks, too."""
     program.assert_one_job_on_two_ranks(program.python("-I", program.write("app.py")))
     assert {note["isolated"] for note in program.notes("body")} == {1}
 
@@ -261,21 +261,21 @@ def test_an_isolated_interpreter_stays_isolated(program: Program) -> None:
     ],
 )
 def test_a_tool_that_runs_a_script(program: Program, tool: list[str]) -> None:
-    """Under cProfile, trace and coverage the ranks run the user's script, not the tool's module (G3)."""
+    """Under cProfile, trace and coverage the ranks run the user's script, not the tool's module."""
     if "coverage" in tool:
         pytest.importorskip("coverage")
     program.assert_one_job_on_two_ranks(program.python(*tool, program.write("app.py")))
 
 
 def test_coverage_of_a_module(program: Program) -> None:
-    """`coverage run -m pkg.app` runs the user's module in every rank (G3)."""
+    """`coverage run -m pkg.app` runs the user's module in every rank."""
     pytest.importorskip("coverage")
     write_package(program)
     program.assert_one_job_on_two_ranks(program.python("-m", "coverage", "run", "-m", "pkg.app"))
 
 
 def test_a_tool_that_hides_the_module_is_one_clear_error(program: Program) -> None:
-    """`cProfile -m pkg.app` leaves no trace of how to run the module again, which is said before any job (G3)."""
+    """`cProfile -m pkg.app` leaves no trace of how to run the module again, which is said before any job."""
     write_package(program)
     ran = program.python("-m", "cProfile", "-o", "profile.out", "-m", "pkg.app")
     # cProfile itself ends with 0 whatever the program's exit code was.
@@ -319,7 +319,7 @@ def test_two_mains_of_one_name(program: Program) -> None:
 
 
 def test_one_function_swept_twice(program: Program, runner: Runner) -> None:
-    """Two sweeps of one function in a row are two sweeps, each with its own folder and jobs (M6)."""
+    """Two sweeps of one function in a row are two sweeps, each with its own folder and jobs."""
     run = (
         "if __name__ == '__main__':\n    start = list(sys.argv)\n    for name in ('one', 'two'):\n"
         f"        sys.argv = [*start, 'hydra.sweep.dir={runner.cwd}/' + name]\n        main()\n    note('after')\n"
@@ -334,7 +334,7 @@ def test_one_function_swept_twice(program: Program, runner: Runner) -> None:
 
 
 def test_arguments_taken_out_by_the_script_reach_the_ranks(program: Program) -> None:
-    """What `parse_known_args` took out of `sys.argv` is given to the ranks, in order (G7)."""
+    """What `parse_known_args` took out of `sys.argv` is given to the ranks, in order."""
     take = (
         "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--word')\n"
         "parser.add_argument('--twice', action='append')\n"
@@ -392,7 +392,7 @@ def write_configs(program: Program) -> Path:
 def test_config_flags_reach_the_ranks(
     program: Program, runner: Runner, flags: list[str], from_file: str, chosen: bool | None
 ) -> None:
-    """`--config-name`, `--config-path`, `--config-dir` and the search path give the ranks the same config (G6)."""
+    """`--config-name`, `--config-path`, `--config-dir` and the search path give the ranks the same config."""
     script = write_configs(program)
     given = tuple(flag.format(cwd=runner.cwd) for flag in flags)
     program.assert_one_job_on_two_ranks(program.python(script, overrides=("x=1", *given)))
@@ -415,7 +415,7 @@ def test_compose_in_a_job_finds_the_users_groups(program: Program) -> None:
 
 
 def test_showing_the_config_starts_nothing(program: Program) -> None:
-    """`--cfg job` with the launcher chosen prints the config and starts no rank (G6)."""
+    """`--cfg job` with the launcher chosen prints the config and starts no rank."""
     script = program.write("app.py")
     ran = program.runner.python(script, "--cfg", "job", "hydra/launcher=ddp_subprocess", "x=1", env=program.environment)
     assert ran.returncode == 0, ran.output
@@ -427,7 +427,7 @@ def test_showing_the_config_starts_nothing(program: Program) -> None:
 
 
 def test_zen_hydra_main(program: Program) -> None:
-    """`zen(...).hydra_main` is a script like any other (G9)."""
+    """`zen(...).hydra_main` is a script like any other."""
     pytest.importorskip("hydra_zen")
     run = (
         "from hydra_zen import zen\n\n"
@@ -439,7 +439,7 @@ def test_zen_hydra_main(program: Program) -> None:
 
 
 def test_hydra_zen_launch(program: Program) -> None:
-    """`hydra_zen.launch` takes the function entry, and gives the values back (G9)."""
+    """`hydra_zen.launch` takes the function entry, and gives the values back."""
     pytest.importorskip("hydra_zen")
     options = {"hydra.launcher.nproc_per_node": 2, "hydra.sweep.dir": str(program.sweep_dir)}
     run = (
@@ -457,7 +457,7 @@ def test_hydra_zen_launch(program: Program) -> None:
 
 
 def test_main_called_in_a_test(program: Program) -> None:
-    """A test that calls `main()` with a patched `sys.argv` gets ranks, not a second run of pytest (G9)."""
+    """A test that calls `main()` with a patched `sys.argv` gets ranks, not a second run of pytest."""
     write_package(program)
     arguments = ["app.py", *LAUNCH, f"hydra.sweep.dir={program.sweep_dir}", "x=1"]
     program.write(
@@ -484,7 +484,7 @@ def test_main_called_in_a_test(program: Program) -> None:
 
 @pytest.mark.parametrize("form", ["-c", "stdin"])
 def test_programs_without_a_file(program: Program, form: str) -> None:
-    """`python -c` and a program on stdin have nothing to run again, so the function itself is handed over (G9)."""
+    """`python -c` and a program on stdin have nothing to run again, so the function itself is handed over."""
     if form == "-c":
         ran = program.python("-c", PORTABLE)
     else:

@@ -70,7 +70,7 @@ def job_folders(runner: Runner) -> set[str]:
 def test_the_first_failing_rank_ends_its_job_and_the_sweep_goes_on(
     runner: Runner, fault: str, words: list[str]
 ) -> None:
-    """Rank 1 fails while rank 0 sleeps for an hour: FAILED within grace + 2 s, the next job runs (B1, F1, F10)."""
+    """Rank 1 fails while rank 0 sleeps for an hour: FAILED within grace + 2 s, the next job runs."""
     ran, notes = behave(
         runner, "x=0,1", "+j0.r0=[note:ready,hang]", f"+j0.r1=[wait:ready,note:failing,{fault}]", GRACE, RECORDING
     )
@@ -89,7 +89,7 @@ def test_the_first_failing_rank_ends_its_job_and_the_sweep_goes_on(
 
 
 def test_the_message_has_file_and_line_of_the_user(runner: Runner) -> None:
-    """A plain script without a decorator: the message has the failing line of user code, and the log's path (F10)."""
+    """A plain script without a decorator: the message has the failing line of user code, and the log's path."""
     ran, _ = behave(runner, "+r1=raise")
     assert f'{BEHAVE.name}", line {line_of("raises plain")}, in raise_error' in ran.output
     log = runner.cwd / "sweep" / "0" / ".ddp" / "rank_1.log"
@@ -109,7 +109,7 @@ def test_a_rank_that_ends_well_without_an_outcome_has_failed(runner: Runner) -> 
 
 
 def test_exit_codes_mean_what_they_say(runner: Runner) -> None:
-    """`sys.exit(0)` and `sys.exit(None)` complete a job, `sys.exit(3)` and a text fail that job only (F5, V7)."""
+    """`sys.exit(0)` and `sys.exit(None)` complete a job, `sys.exit(3)` and a text fail that job only."""
     ran, notes = behave(
         runner,
         "x=0,1,2,3,4",
@@ -127,7 +127,7 @@ def test_exit_codes_mean_what_they_say(runner: Runner) -> None:
 
 
 def test_leaving_rank_1_alone_counts_as_well(runner: Runner) -> None:
-    """`sys.exit(3)` in rank 1 alone fails the job, whatever rank 0 returned (F5, F10)."""
+    """`sys.exit(3)` in rank 1 alone fails the job, whatever rank 0 returned."""
     _, notes = behave(runner, "+r0=return:7", "+r1=leave:3", RECORDING)
     assert notes.statuses() == ["FAILED"]
     assert "rank 1" in notes.returns()[0]["text"].lower()
@@ -151,7 +151,7 @@ def test_a_crash_in_tear_down_after_all_outcomes_completes(runner: Runner) -> No
 
 
 def test_every_failure_is_said_and_every_log_has_its_traceback(runner: Runner) -> None:
-    """Three failing jobs of five: each is named in the output with its reason, and is in its own log (F3, F6)."""
+    """Three failing jobs of five: each is named in the output with its reason, and is in its own log."""
     ran, notes = behave(
         runner, "x=10,11,12,13,14", "+j0.r0=raise:r10", "+j2.r1=raise:r12", "+j4.r0=raise:r14", GRACE, RECORDING
     )
@@ -168,7 +168,7 @@ def test_every_failure_is_said_and_every_log_has_its_traceback(runner: Runner) -
 
 
 def test_odd_exceptions_do_not_hurt_the_launcher(runner: Runner) -> None:
-    """Exceptions that cannot be rebuilt or printed keep the user's file, line and cause in the text (F4)."""
+    """Exceptions that cannot be rebuilt or printed keep the user's file, line and cause in the text."""
     kinds = ["plain", "two", "chain", "locked", "notext"] + (["group"] if sys.version_info >= (3, 11) else [])
     jobs = ",".join(str(index) for index in range(len(kinds)))
     ran, notes = behave(
@@ -192,7 +192,7 @@ def test_odd_exceptions_do_not_hurt_the_launcher(runner: Runner) -> None:
 
 
 def test_the_exception_is_the_users_own_where_it_can_be_rebuilt(runner: Runner) -> None:
-    """A built-in exception comes back as itself, one of `__main__` as the launching process's own class (F4, L2)."""
+    """A built-in exception comes back as itself, one of `__main__` as the launching process's own class."""
     _, notes = behave(runner, "x=0,1", "+j0.all=raise:plain", "+j1.all=raise:notext", RECORDING)
     assert [(result["module"], result["type"]) for result in notes.returns()] == [
         ("builtins", "ValueError"),
@@ -204,7 +204,7 @@ def test_the_exception_is_the_users_own_where_it_can_be_rebuilt(runner: Runner) 
 
 
 def test_values_keep_their_types(runner: Runner) -> None:
-    """Rank 0's value comes back with its type, and one that cannot be pickled says so in a job that completed (F7)."""
+    """Rank 0's value comes back with its type, and one that cannot be pickled says so in a job that completed."""
     wanted = {"7": "7", "0.25": "0.25", "word": "'word'", "none": "None", "enum": "<Kind.GOOD: 'good'>"}
     given = {"7": "7", "0.25": "0.25", "word": "'word'", "none": "None", "enum": "enum", "lock": "lock"}
     overrides = [f'+j{index}.r0="return:{value}"' for index, value in enumerate(given.values())]
@@ -222,7 +222,7 @@ def test_values_keep_their_types(runner: Runner) -> None:
 
 
 def test_optuna_gets_the_value_of_rank_0(runner: Runner) -> None:
-    """Six trials on two ranks: both ranks of a trial see equal values, the study's are rank 0's (F7, F8, A2)."""
+    """Six trials on two ranks: both ranks of a trial see equal values, the study's are rank 0's."""
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     ran, notes = behave(
         runner,
@@ -245,7 +245,7 @@ def test_optuna_gets_the_value_of_rank_0(runner: Runner) -> None:
 
 
 def test_optuna_goes_on_after_a_failed_trial(runner: Runner) -> None:
-    """With `max_failure_rate` a failed trial is Optuna's to count, and the study goes on (F1)."""
+    """With `max_failure_rate` a failed trial is Optuna's to count, and the study goes on."""
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     ran, notes = behave(
         runner,
@@ -270,7 +270,7 @@ def callback_lines(notes: Notes) -> list[dict[str, Any]]:
 
 
 def test_callbacks_fire_as_with_the_basic_launcher(runner: Runner) -> None:
-    """Each event comes as often as with the basic launcher, with the state that the sweep's start stored (M9, V6)."""
+    """Each event comes as often as with the basic launcher, with the state that the sweep's start stored."""
     recorder = "+hydra.callbacks.recorder._target_=behave_callbacks.RecordingCallback"
     # Hydra 1.4 has it no more.
     pickling = hasattr(hydra.experimental.callbacks, "PickleJobInfoCallback")
@@ -317,7 +317,7 @@ def test_callbacks_fire_as_with_the_basic_launcher(runner: Runner) -> None:
 
 
 def test_a_failing_task_reaches_on_job_end(runner: Runner) -> None:
-    """`on_job_end` is called with status FAILED when rank 0's task raises, as with the basic launcher (M9)."""
+    """`on_job_end` is called with status FAILED when rank 0's task raises, as with the basic launcher."""
     recorder = "+hydra.callbacks.recorder._target_=behave_callbacks.RecordingCallback"
     _, notes = behave(runner, "+r0=raise", recorder, GRACE)
     assert [line["status"] for line in callback_lines(notes) if line["event"] == "on_job_end"] == ["FAILED"]
@@ -328,7 +328,7 @@ def test_a_failing_task_reaches_on_job_end(runner: Runner) -> None:
 
 @pytest.mark.parametrize("ending", ["ok", "raise", "kill:SIGKILL"])
 def test_grandchildren_are_gone_before_the_next_job(runner: Runner, ending: str) -> None:
-    """Children by Popen, setsid, `env -i` and a double fork are gone once the job is over (B4, B5)."""
+    """Children by Popen, setsid, `env -i` and a double fork are gone once the job is over."""
     seconds = f"1000.{uuid.uuid4().int % 10**12}"
     _, notes = behave(
         runner, "x=0,1", f"+j0.r0=[children:{seconds},note:made,{ending}]", "+j0.r1=ok", f"+j1.r0=look:{seconds}", GRACE
@@ -338,7 +338,7 @@ def test_grandchildren_are_gone_before_the_next_job(runner: Runner, ending: str)
 
 
 def test_a_failed_job_leaves_no_zombies(runner: Runner) -> None:
-    """While the next job runs there is no zombie below the launching process (B2)."""
+    """While the next job runs there is no zombie below the launching process."""
     with behaving(
         runner, "x=0,1", "+j0.r0=[children:1000.5,hang]", "+j0.r1=raise", "+j1.r0=[note:next,wait:go]", GRACE
     ) as (process, notes):
@@ -351,7 +351,7 @@ def test_a_failed_job_leaves_no_zombies(runner: Runner) -> None:
 
 
 def test_a_surviving_rank_gets_sigterm_first(runner: Runner) -> None:
-    """When rank 1 fails, rank 0's own SIGTERM handler runs, and the blame stays with rank 1 (B7)."""
+    """When rank 1 fails, rank 0's own SIGTERM handler runs, and the blame stays with rank 1."""
     ran, notes = behave(runner, "+r0=[signal:SIGTERM,note:ready,hang]", "+r1=[wait:ready,raise]", RECORDING)
     assert notes.read("signal_SIGTERM_0_0")["count"] == 1
     assert re.search(r"rank 1\b.*(fail|rais|exit|end)", ran.output)
@@ -361,7 +361,7 @@ def test_a_surviving_rank_gets_sigterm_first(runner: Runner) -> None:
 
 
 def test_a_rank_that_blocks_sigterm_is_killed_after_the_grace_time(runner: Runner) -> None:
-    """A rank that blocks SIGTERM and SIGINT lives through the grace time, and is gone within grace + 2 s (B7, B8)."""
+    """A rank that blocks SIGTERM and SIGINT lives through the grace time, and is gone within grace + 2 s."""
     _, notes = behave(runner, "+r0=[block,note:ready,hang]", "+r1=[wait:ready,note:failing,raise]", GRACE, RECORDING)
     took = notes.read("returns")["ended"] - notes.read("failing")["time"]
     assert GRACE_S - 0.1 < took < GRACE_S + 2 + NOISE_S
@@ -369,7 +369,7 @@ def test_a_rank_that_blocks_sigterm_is_killed_after_the_grace_time(runner: Runne
 
 
 def test_a_job_ends_when_all_its_ranks_have_ended(runner: Runner) -> None:
-    """Rank 1 works longer than rank 0, and the next job starts only after rank 1's end (F9)."""
+    """Rank 1 works longer than rank 0, and the next job starts only after rank 1's end."""
     _, notes = behave(runner, "x=0,1", "+j0.r1=sleep:1")
     last = notes.read("end_0_1")["time"]
     assert notes.read("end_0_0")["time"] < last
@@ -379,7 +379,7 @@ def test_a_job_ends_when_all_its_ranks_have_ended(runner: Runner) -> None:
 
 
 def test_exit_timeout_ends_a_job_whose_ranks_stay_behind(runner: Runner) -> None:
-    """Rank 1 returned, rank 0 stays for ever: with `exit_timeout_s` the job fails and rank 0 is named (B9)."""
+    """Rank 1 returned, rank 0 stays for ever: with `exit_timeout_s` the job fails and rank 0 is named."""
     ran, notes = behave(runner, "+r0=hang", "hydra.launcher.exit_timeout_s=1", GRACE, RECORDING)
     assert notes.statuses() == ["FAILED"]
     assert "rank 0" in notes.returns()[0]["text"].lower()
@@ -400,7 +400,7 @@ def test_timeout_min_ends_a_job_as_failed(runner: Runner) -> None:
 
 @pytest.mark.parametrize("after_s", [0.01, 0.5, 2.0])
 def test_kill_9_of_the_launching_process_leaves_nothing(runner: Runner, after_s: float) -> None:
-    """SIGKILL of the launching process at any time after the ranks started: nothing is alive 3 s later (B6)."""
+    """SIGKILL of the launching process at any time after the ranks started: nothing is alive 3 s later."""
     with behaving(runner, "x=0,1", "+all=[ignore,hang]") as (process, notes):
         runner.wait_until(lambda: len(alive(runner, b"RANK=")) >= (1 if after_s < 0.1 else 2), what="the ranks' start")
         seconds_until(lambda: False, at_most_s=after_s)
@@ -416,7 +416,7 @@ def test_kill_9_of_the_launching_process_leaves_nothing(runner: Runner, after_s:
     ids=str,
 )
 def test_a_signal_ends_all_ranks_and_starts_no_more(runner: Runner, number: signal.Signals, code: int) -> None:
-    """Ranks that ignore SIGINT and SIGTERM are gone within grace + 3 s, and queued jobs never start (B3)."""
+    """Ranks that ignore SIGINT and SIGTERM are gone within grace + 3 s, and queued jobs never start."""
     with behaving(runner, "x=0,1,2,3", "+all=[ignore,note:ready,hang]", AT_ONCE, GRACE) as (process, notes):
         runner.wait_until(lambda: len(notes.places()) == 4 and notes.has("ready"), what="four bodies")
         os.kill(process.pid, number)
@@ -430,7 +430,7 @@ def test_a_signal_ends_all_ranks_and_starts_no_more(runner: Runner, number: sign
 
 
 def test_a_second_ctrl_c_kills_at_once(runner: Runner) -> None:
-    """Two SIGINTs do not wait for a grace time of a minute (B3)."""
+    """Two SIGINTs do not wait for a grace time of a minute."""
     with behaving(runner, "+all=[ignore,hang]", "+r0=[ignore,note:ready,hang]", "hydra.launcher.grace_period_s=60") as (
         process,
         notes,
@@ -445,7 +445,7 @@ def test_a_second_ctrl_c_kills_at_once(runner: Runner) -> None:
 
 
 def test_ctrl_c_in_job_2_of_5_is_no_failed_job(runner: Runner) -> None:
-    """Ctrl-C of the whole foreground group in job 2: jobs 3 and 4 have no folder, exit code 130 (B11)."""
+    """Ctrl-C of the whole foreground group in job 2: jobs 3 and 4 have no folder, exit code 130."""
     with behaving(runner, "x=0,1,2,3,4", "+j2.all=hang", GRACE) as (process, notes):
         runner.wait_until(lambda: len(notes.places()) == 6, what="the bodies of job 2")
         os.killpg(process.pid, signal.SIGINT)
@@ -478,7 +478,7 @@ def test_ctrl_c_is_a_keyboard_interrupt(runner: Runner, ending: str) -> None:
 
 
 def test_user_signals_reach_every_rank_once(runner: Runner) -> None:
-    """SIGUSR1 to the launching process runs each rank's handler once and changes nothing else (I5)."""
+    """SIGUSR1 to the launching process runs each rank's handler once and changes nothing else."""
     with behaving(runner, "+all=[signal:SIGUSR1,wait:go]") as (process, notes):
         runner.wait_until(lambda: len(notes.places()) == 2, what="two bodies")
         seconds_until(lambda: False, at_most_s=0.3)  # The handler is set right after the body's note.

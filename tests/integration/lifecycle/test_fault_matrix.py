@@ -308,7 +308,7 @@ def assert_whole(folder: Path) -> list[Outcome]:
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_a_fault_ends_as_the_table_says(matrix: Matrix, case: Case) -> None:
     """Whoever is hit, however, whenever: status, reason and time are as the table has them, nothing is left alive,
-    files are whole, and the sweep's other jobs are as if nothing had happened (B1-B11, F1, F10)."""
+    files are whole, and the sweep's other jobs are as if nothing had happened."""
     swept = matrix.of(case)
     job = swept.jobs[case.name]
     fault = swept.notes.read(f"fault_{job}")

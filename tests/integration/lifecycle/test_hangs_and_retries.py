@@ -138,7 +138,7 @@ def test_ctrl_z_and_fg_change_nothing(runner: Runner) -> None:
 
 
 def test_ctrl_c_on_a_terminal_is_130(runner: Runner) -> None:
-    """The Ctrl-C key ends the ranks of the job, and the shell sees 130, the code of an interrupted program (B3)."""
+    """The Ctrl-C key ends the ranks of the job, and the shell sees 130, the code of an interrupted program."""
     with sweep_in_a_shell(runner, "x=0,1", "+all=hang", GRACE) as (shell, notes, _):
         shell.type("\x03")
         assert shell.exit_code() == 130
@@ -148,7 +148,7 @@ def test_ctrl_c_on_a_terminal_is_130(runner: Runner) -> None:
 
 
 def test_a_closed_terminal_ends_all(runner: Runner) -> None:
-    """When the terminal goes away, with output on its way to it, ranks that ignore SIGTERM end as well (B3)."""
+    """When the terminal goes away, with output on its way to it, ranks that ignore SIGTERM end as well."""
     with sweep_in_a_shell(runner, "x=0,1", "+all=[ignore,print:hello,hang]", GRACE) as (shell, notes, launcher):
         shell.close()
         took = seconds_until(lambda: not is_running(launcher))
@@ -162,7 +162,7 @@ def test_a_closed_terminal_ends_all(runner: Runner) -> None:
     ("who", "within_s"), [("rank", GRACE_S), ("keeper", GRACE_S), ("spawner", GRACE_S + WOKEN_S)], ids=str
 )
 def test_ctrl_c_while_somebody_is_stopped(runner: Runner, who: str, within_s: float) -> None:
-    """A rank, keeper or spawner that stands still by SIGSTOP does not keep Ctrl-C from ending everything (B3)."""
+    """A rank, keeper or spawner that stands still by SIGSTOP does not keep Ctrl-C from ending everything."""
     with misbehaving(runner, "+all=hang", GRACE) as (process, notes):
         runner.wait_until(lambda: len(notes.places()) == 2, what="two bodies")
         keeper = keeper_of(notes)
@@ -178,7 +178,7 @@ def test_ctrl_c_while_somebody_is_stopped(runner: Runner, who: str, within_s: fl
 
 
 def test_ctrl_c_before_the_first_job_runs(runner: Runner) -> None:
-    """While the first job is still being frozen nothing runs that could wake the launching process (B3)."""
+    """While the first job is still being frozen nothing runs that could wake the launching process."""
     slow = (
         "from omegaconf import OmegaConf\nimport time\n\ndef slow():\n    behave.note('freezing')\n    time.sleep(1)\n"
     )
@@ -201,7 +201,7 @@ def test_ctrl_c_before_the_first_job_runs(runner: Runner) -> None:
 
 
 def test_ctrl_c_when_nobody_reads_the_output(runner: Runner) -> None:
-    """A terminal that takes nothing more, as after Ctrl-S, keeps neither ranks nor Ctrl-C from their way (B2, B3)."""
+    """A terminal that takes nothing more, as after Ctrl-S, keeps neither ranks nor Ctrl-C from their way."""
     with misbehaving(runner, "+r0=[spam,hang]", "+r1=hang", GRACE) as (process, _):
         log = job_folder(runner, 0) / "rank_0.log"
         runner.wait_until(lambda: log.exists() and log.stat().st_size >= SPAM_BYTES, what="a full pipe and more")
@@ -250,7 +250,7 @@ def test_a_spawner_that_stands_still_is_replaced(runner: Runner) -> None:
 
 
 def test_all_ranks_killed_at_once(runner: Runner) -> None:
-    """SIGKILL of every rank of a job is one failed job with that reason, and the next one runs (B1, F10)."""
+    """SIGKILL of every rank of a job is one failed job with that reason, and the next one runs."""
     with misbehaving(runner, "x=0,1", "+j0.all=hang", RECORDING) as (process, notes):
         runner.wait_until(lambda: len(notes.places()) == 2, what="two bodies")
         for note in notes.all("body"):
@@ -261,7 +261,7 @@ def test_all_ranks_killed_at_once(runner: Runner) -> None:
 
 
 def test_a_lost_spawner_and_then_a_lost_keeper(runner: Runner) -> None:
-    """With nobody left to adopt them, grandchildren are found by their environment, and the next job runs (B5)."""
+    """With nobody left to adopt them, grandchildren are found by their environment, and the next job runs."""
     steps = "+j0.r0=[wait:ready,above:2,above:1]"
     with misbehaving(runner, "x=0,1", steps, "+j0.r1=[note:ready,hang]", "+j1.r0=wait:go", RECORDING) as (
         process,
@@ -276,7 +276,7 @@ def test_a_lost_spawner_and_then_a_lost_keeper(runner: Runner) -> None:
 
 
 def test_everybody_above_the_ranks_is_killed(runner: Runner) -> None:
-    """SIGKILL of spawner, keeper and launching process, one right after the other, ends the ranks as well (B6)."""
+    """SIGKILL of spawner, keeper and launching process, one right after the other, ends the ranks as well."""
     with misbehaving(runner, "+all=[ignore,hang]") as (process, notes):
         runner.wait_until(lambda: len(notes.places()) == 2, what="two bodies")
         keeper = keeper_of(notes)
@@ -286,7 +286,7 @@ def test_everybody_above_the_ranks_is_killed(runner: Runner) -> None:
 
 
 def test_a_stopped_keeper_of_a_killed_launching_process(runner: Runner) -> None:
-    """A keeper that stands still when the launching process is killed is woken to end its job all the same (B6)."""
+    """A keeper that stands still when the launching process is killed is woken to end its job all the same."""
     with misbehaving(runner, "+all=[ignore,hang]") as (process, notes):
         runner.wait_until(lambda: len(notes.places()) == 2, what="two bodies")
         keeper = keeper_of(notes)
@@ -312,7 +312,7 @@ def test_a_stopped_spawner_of_a_killed_launching_process(runner: Runner) -> None
 
 
 def test_a_timeout_shows_where_every_rank_was(runner: Runner) -> None:
-    """When `timeout_min` ends a job each rank's log has its Python stacks, written before it got SIGTERM (B1)."""
+    """When `timeout_min` ends a job each rank's log has its Python stacks, written before it got SIGTERM."""
     ran, notes = misbehave(
         runner,
         "x=0,1",
@@ -332,7 +332,7 @@ def test_a_timeout_shows_where_every_rank_was(runner: Runner) -> None:
 
 
 def test_a_rank_that_leaves_before_the_others_have_joined(runner: Runner) -> None:
-    """Rank 1 exits with 0 and no outcome while rank 0 waits for it: the job fails at once, of rank 1 (B9)."""
+    """Rank 1 exits with 0 and no outcome while rank 0 waits for it: the job fails at once, of rank 1."""
     ran, notes = misbehave(runner, "+r0=meet", GRACE, RECORDING, env={"MISBEHAVE_LEAVE": "1"})
     assert notes.statuses() == ["FAILED"]
     assert "rank 1 ended with exit code 0 but did not finish the job" in notes.returns()[0]["text"]
@@ -341,7 +341,7 @@ def test_a_rank_that_leaves_before_the_others_have_joined(runner: Runner) -> Non
 
 
 def test_a_rank_that_returns_while_the_others_wait_for_it(runner: Runner) -> None:
-    """Rank 1 returns while rank 0 waits for it: with `exit_timeout_s` the job fails and rank 0 is named (B9)."""
+    """Rank 1 returns while rank 0 waits for it: with `exit_timeout_s` the job fails and rank 0 is named."""
     ran, notes = misbehave(runner, "+r0=meet", "hydra.launcher.exit_timeout_s=1", GRACE, RECORDING)
     assert notes.statuses() == ["FAILED"]
     assert "rank 0 still running" in notes.returns()[0]["text"]
@@ -360,7 +360,7 @@ def test_one_of_three_ranks_without_an_outcome(runner: Runner) -> None:
 
 
 def test_exit_timeout_after_every_outcome_completes(runner: Runner) -> None:
-    """Rank 1 stored a good outcome and does not exit: `exit_timeout_s` ends it, and the job's value counts (B9)."""
+    """Rank 1 stored a good outcome and does not exit: `exit_timeout_s` ends it, and the job's value counts."""
     ran, notes = misbehave(
         runner, "+r0=return:7", "+r1=linger:3600", "hydra.launcher.exit_timeout_s=1", GRACE, RECORDING
     )
@@ -371,7 +371,7 @@ def test_exit_timeout_after_every_outcome_completes(runner: Runner) -> None:
 
 
 def test_ranks_that_are_done_but_do_not_exit(runner: Runner) -> None:
-    """After ten seconds a line names who lingers after a good end, and who lingers after an error is ended (B9)."""
+    """After ten seconds a line names who lingers after a good end, and who lingers after an error is ended."""
     ran, notes = misbehave(
         runner,
         "x=0,1,2",
@@ -461,7 +461,7 @@ def test_what_is_restarted(runner: Runner, step: str) -> None:
 
 
 def test_no_restart_after_ctrl_c(runner: Runner) -> None:
-    """Ctrl-C ends a job for good, however many restarts it has left (B11)."""
+    """Ctrl-C ends a job for good, however many restarts it has left."""
     with misbehaving(runner, "+all=[fail_until:0,hang]", "hydra.launcher.max_restarts=3", GRACE) as (process, notes):
         runner.wait_until(lambda: len(notes.all("attempt_0")) == 2, what="the first attempt")
         os.kill(process.pid, signal.SIGINT)
@@ -475,7 +475,7 @@ def test_no_restart_after_ctrl_c(runner: Runner) -> None:
 
 
 def test_the_cause_is_the_rank_that_failed_first(runner: Runner) -> None:
-    """Rank 1 fails, rank 0 fails of it and ends sooner: rank 1 is blamed, and the exception is rank 1's (B1)."""
+    """Rank 1 fails, rank 0 fails of it and ends sooner: rank 1 is blamed, and the exception is rank 1's."""
     ran, notes = misbehave(
         runner,
         "+r0=[wait:first,sleep:0.3,raise:consequence]",
@@ -493,7 +493,7 @@ def test_the_cause_is_the_rank_that_failed_first(runner: Runner) -> None:
 
 @pytest.mark.parametrize("kind", ["text", "dict"])
 def test_torchruns_error_file_is_read(runner: Runner, kind: str) -> None:
-    """What torch's `record` or the user's own code wrote into TORCHELASTIC_ERROR_FILE is in the message (F10)."""
+    """What torch's `record` or the user's own code wrote into TORCHELASTIC_ERROR_FILE is in the message."""
     ran, notes = misbehave(
         runner, "+r0=hang", f"+r1=[print:last_words,'error_file:{kind} of the error']", GRACE, RECORDING
     )
@@ -506,7 +506,7 @@ def test_torchruns_error_file_is_read(runner: Runner, kind: str) -> None:
 
 
 def test_the_message_has_the_last_lines_of_the_log(runner: Runner) -> None:
-    """A rank that ends without a word of Python has its log's last lines in the message, and nobody else's (F10)."""
+    """A rank that ends without a word of Python has its log's last lines in the message, and nobody else's."""
     _, notes = misbehave(
         runner, "+r0=[print:not_me,note:ready,hang]", "+r1=[wait:ready,print:my_last_words,exit:4]", GRACE, RECORDING
     )

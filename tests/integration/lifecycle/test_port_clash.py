@@ -1,4 +1,4 @@
-"""D2: what happens when somebody takes the port of a job after all."""
+"""What happens when somebody takes the port of a job after all."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_a_value_that_was_returned_for_a_limit(runner: Runner, limit: str) -> No
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_a_signal_while_a_value_is_loaded(runner: Runner, name: str, code: int) -> None:
-    """A signal that comes while the last job of a batch is looked at ends the sweep like any other (B3)."""
+    """A signal that comes while the last job of a batch is looked at ends the sweep like any other."""
     with misbehaving(runner, "x=0,1", "hydra.sweeper.max_batch_size=1", "+r0=slow") as (process, notes):
         runner.wait_until(lambda: notes.has("loading"), what="the value")
         process.send_signal(getattr(signal, name))
@@ -59,7 +59,7 @@ def test_a_signal_while_a_value_is_loaded(runner: Runner, name: str, code: int) 
 
 @pytest.mark.parametrize("both", [("SIGTERM", "SIGHUP"), ("SIGTERM", "SIGTERM"), ("SIGINT", "SIGINT")], ids=str)
 def test_two_signals_in_a_row(runner: Runner, both: tuple[str, str]) -> None:
-    """Two signals together, as service managers and wrappers send them, leave the ranks the time to end (B7)."""
+    """Two signals together, as service managers and wrappers send them, leave the ranks the time to end."""
     with misbehaving(runner, "+all=until_sigterm", GRACE) as (process, notes):
         runner.wait_until(lambda: notes.has("works_0") and notes.has("works_1"), what="two working ranks")
         for name in both:
@@ -85,7 +85,7 @@ def test_an_impatient_user(runner: Runner) -> None:
 
 
 def test_sigterm_to_every_process_of_a_job(runner: Runner) -> None:
-    """A signal to all below the launching process, as from a batch system, leaves the ranks their grace (B7)."""
+    """A signal to all below the launching process, as from a batch system, leaves the ranks their grace."""
     with misbehaving(runner, "x=0,1", "+j0.all=save", GRACE, RECORDING) as (process, notes):
         runner.wait_until(lambda: notes.has("works_0") and notes.has("works_1"), what="two working ranks")
         # Those above the ranks first: they must not take them along.
@@ -147,7 +147,7 @@ def test_stderr_that_was_detached_before_the_job(runner: Runner) -> None:
     ids=["no grace", "wrapper", "silenced", "taken", "detached", "stopped"],
 )
 def test_stacks_come_into_the_log(runner: Runner, steps: str, options: list[str]) -> None:
-    """On a time limit each rank's log has its stacks, and no file of the user's, whatever else is unusual (B1)."""
+    """On a time limit each rank's log has its stacks, and no file of the user's, whatever else is unusual."""
     ran, notes = misbehave(runner, f"+all={steps}", SOON, "hydra.launcher.grace_period_s=1", *options, RECORDING)
     assert notes.statuses() == ["FAILED"]
     for rank in (0, 1):
@@ -172,7 +172,7 @@ def test_a_value_that_quits(runner: Runner) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
 def test_words_that_the_terminal_cannot_show(runner: Runner, encoding: str) -> None:
-    """A message or value that the output's encoding lacks is shown with escapes, and the table is complete (G2)."""
+    """A message or value that the output's encoding lacks is shown with escapes, and the table is complete."""
     ran, _ = misbehave(
         runner, "x=0,1", "+j0.r1=raise_odd", f"+j1.r0='return:\"{'é€' * 60}\"'",
         env={"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},

@@ -71,7 +71,7 @@ def decisions(result: Ran) -> dict[int, str]:
 
 
 def test_what_is_done_is_not_run_again(runner: Runner) -> None:
-    """Completed jobs give their values again, in order, and only the others run; it is said why of each (I1)."""
+    """Completed jobs give their values again, in order, and only the others run; it is said why of each."""
     first = sweep(runner, "x=1,2,3,4", "fail_once=true,false", "value=list")
     assert first.returncode == 1
     assert began(runner) == list(range(8))
@@ -287,7 +287,7 @@ def test_another_grid(runner: Runner) -> None:
 
 
 def test_a_directory_with_an_earlier_sweep(runner: Runner) -> None:
-    """Without `resume` what was recorded moves aside, never overwritten, and that is said in one line (I2)."""
+    """Without `resume` what was recorded moves aside, never overwritten, and that is said in one line."""
     sweep(runner, "x=1,2")
     folder = runner.cwd / "sweep" / ".ddp"
     journal, results = (folder / "journal.jsonl").read_bytes(), (runner.cwd / "sweep" / "results.csv").read_bytes()
@@ -384,7 +384,7 @@ def test_another_study(runner: Runner) -> None:
 
 @pytest.mark.parametrize("stop_running", [False, True])
 def test_too_many_failures(runner: Runner, stop_running: bool) -> None:
-    """After so many failed jobs no more are started; running ones finish, or are ended; the rest is not run (F2)."""
+    """After so many failed jobs no more are started; running ones finish, or are ended; the rest is not run."""
     overrides = ["x=range(8)", "until=go", "wait_x=[1]", "fail_x=[0,2]", "hydra.launcher.max_failures=2"]
     argv = arguments(*overrides, f"hydra.launcher.stop_running={str(stop_running).lower()}", at_once=2)
     with runner.start(sys.executable, *argv, env={"TALK_DIR": str(runner.cwd)}) as process:
@@ -455,7 +455,7 @@ def test_a_dry_run_says_what_would_be_left(runner: Runner) -> None:
 
 
 def test_two_sweeps_in_one_directory(runner: Runner) -> None:
-    """Of two sweeps that start together in one directory one runs, and the other names it and ends (E5)."""
+    """Of two sweeps that start together in one directory one runs, and the other names it and ends."""
     argv = arguments("x=1,2", "until=go")
     env = {"TALK_DIR": str(runner.cwd)}
     both: list[subprocess.Popen[str]] = [runner.start(sys.executable, *argv, env=env) for _ in range(2)]

@@ -303,7 +303,7 @@ def test_an_outcome_of_somebody_else(paths: JobPaths, tmp_path: Path, monkeypatc
 
 
 def test_an_outcome_of_another_sweep(tmp_path: Path) -> None:
-    """E5: what another sweep stored in a run directory that it took over says nothing about this job."""
+    """What another sweep stored in a run directory that it took over says nothing about this job."""
     paths = _files.JobPaths(str(tmp_path))
     _files.make_job_folder(paths)
     _files.write_outcome(paths, 0, Outcome(completed=True, run_id="theirs"))

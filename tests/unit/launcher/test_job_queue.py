@@ -50,7 +50,7 @@ def line(pool: Pool, sizes: list[object]) -> Line:
     ],
 )
 def test_what_is_expected(pool: Pool, sizes: list[object], jobs: int, ranks: int, said: str) -> None:
-    """No more jobs than there are, and the ranks that are then there at most, which share the processor cores (C11)."""
+    """No more jobs than there are, and the ranks that are then there at most, which share the processor cores."""
     expected = line(pool, sizes)
     assert (expected.most_jobs, expected.most_ranks, expected.summary) == (jobs, ranks, said)
 

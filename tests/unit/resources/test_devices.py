@@ -54,7 +54,7 @@ def asked(variable: str = VARIABLE, **environ: str) -> Nvml:
     ],
 )
 def test_what_the_process_may_see(fake: FakeNvml, visible: str, found: tuple[str, ...]) -> None:
-    """The visible-devices variable decides, in its order and with its ids; NVML is then not asked (C6, C8)."""
+    """The visible-devices variable decides, in its order and with its ids; NVML is then not asked."""
     assert find_devices(None, VARIABLE, {VARIABLE: visible}, asked()) == found
     hip = "HIP_VISIBLE_DEVICES"
     assert find_devices(None, hip, {hip: visible, VARIABLE: "9"}, asked(hip)) == found
@@ -125,7 +125,7 @@ def test_chosen_devices(chosen: tuple[str, ...], environ: dict[str, str], found:
 
 @pytest.mark.parametrize(("visible", "named"), [("3,5,7", "'0'"), ("", "'0'"), ("0,1", "'4'")])
 def test_a_device_that_may_not_be_seen(visible: str, named: str) -> None:
-    """A device outside of what the process may see is an error with the option, the id and the variable (C6)."""
+    """A device outside of what the process may see is an error with the option, the id and the variable."""
     with pytest.raises(OptionError) as caught:
         find_devices(("0", "4"), VARIABLE, {VARIABLE: visible}, asked())
     for words in ("hydra.launcher.devices=['0', '4']", named, f"{VARIABLE}={visible}"):

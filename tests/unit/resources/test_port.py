@@ -1,4 +1,4 @@
-"""D1, D2: a reserved port is nobody else's, and rank 0 can still listen on it."""
+"""A reserved port is nobody else's, and rank 0 can still listen on it."""
 
 from __future__ import annotations
 

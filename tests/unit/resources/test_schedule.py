@@ -26,7 +26,7 @@ def test_ranks_of_a_job(ids: str, asked: int | None, nproc: int) -> None:
 
 
 def test_a_job_that_never_fits() -> None:
-    """A job that needs more devices than there are is an error with both numbers and the ids (C10)."""
+    """A job that needs more devices than there are is an error with both numbers and the ids."""
     with pytest.raises(OptionError, match=r"nproc_per_node=3, but there are only 2 devices \(GPU-a, GPU-b\)"):
         Pool(("GPU-a", "GPU-b"), jobs_per_device=4).nproc(3)
 
@@ -94,7 +94,7 @@ def test_without_devices() -> None:
 
 
 def test_shared_devices() -> None:
-    """Jobs go where the fewest are, and a device is given back by the last one on it (C9)."""
+    """Jobs go where the fewest are, and a device is given back by the last one on it."""
     schedule = scheduled(Pool(("0", "1"), jobs_per_device=2), [1] * 5)
     assert [turn.devices for turn in start_all(schedule)] == [("0",), ("1",), ("0",), ("1",)]
     assert [schedule.alone_on(job) for job in range(4)] == [[], [], [], []]

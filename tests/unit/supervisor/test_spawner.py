@@ -96,7 +96,7 @@ def test_no_process_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("script", GRANDCHILDREN.values(), ids=GRANDCHILDREN)
 def test_nothing_outlives_its_job(link: SpawnerLink, tmp_path: Path, script: str) -> None:
-    """B4, B5: what a rank left behind is gone when its job is over, however it hid."""
+    """What a rank left behind is gone when its job is over, however it hid."""
     job = Job(link, 0, spec(tmp_path, f"{{ {script}\n}} > pid; sleep 0.3", nproc=1))
     pid = int(wait_for_file(job, tmp_path / "pid"))
     assert is_alive(pid)
@@ -165,7 +165,7 @@ def test_a_killed_spawner_leaves_its_jobs_running(tmp_path: Path) -> None:
 
 
 def test_a_lost_launcher_ends_its_jobs(tmp_path: Path) -> None:
-    """B6: when the launching process is killed, ranks and spawner go, although what it forked holds its sockets."""
+    """When the launching process is killed, ranks and spawner go, although what it forked holds its sockets."""
     code = f"""
 import os, signal, sys, time
 sys.path[:0] = {sys.path!r}
