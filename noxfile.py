@@ -87,11 +87,9 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session(python=MAIN)
 def docs(session: nox.Session) -> None:
-    """What README and docs/ tell to type, their links, the options, and the messages."""
+    """What README and docs/ tell to type, their links, and the options."""
     session.install(".[submitit,timeline]", *TEST_NEEDS)
-    session.run(
-        "pytest", *SMALL, "tests/guards/test_readme.py", "tests/guards/test_docs.py", "tests/guards/test_messages.py"
-    )
+    session.run("pytest", *SMALL, "tests/guards/test_readme.py", "tests/guards/test_docs.py")
 
 
 @nox.session(python=MAIN)

@@ -7,6 +7,7 @@ import json
 import pickle
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,7 @@ SMALL = {
 }
 
 
+@cache
 def imports(module: str) -> set[str]:
     """Return what a module imports anywhere in it: own modules by their bare name, others by their top name."""
     found = set()
@@ -213,14 +215,6 @@ def test_processes_are_made_in_few_places() -> None:
     assert users["subprocess"] == {"_process", "_spawner_link", "_preload", "_entry", "_submitit"}
     for file in MODULES.values():
         assert "shell=True" not in file.read_text(encoding="utf-8")
-
-
-def test_one_word_a_thing() -> None:
-    """A rank is a rank."""
-    for name, file in MODULES.items():
-        text = file.read_text(encoding="utf-8").lower()
-        assert "worker" not in text, name
-        assert "slave" not in text, name
 
 
 ERRORS = [error for error in vars(_errors).values() if isinstance(error, type) and issubclass(error, Exception)]

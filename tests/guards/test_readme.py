@@ -80,15 +80,6 @@ def test_the_words_that_an_option_may_take_are_in_its_row_and_in_its_comment() -
         assert [word for word in some if re.search(rf"\b{word}\b", comment) is None] == [], name
 
 
-def test_every_option_has_a_comment() -> None:
-    """Each field of the dataclass is explained where it stands."""
-    lines = (ROOT / "hydra_plugins/hydra_ddp_subprocess_launcher/config.py").read_text(encoding="utf-8").splitlines()
-    names = [*options(config.DDPSubprocessLauncherConf), "on_interrupt"]
-    for name in names:
-        place = next(number for number, line in enumerate(lines) if line.lstrip().startswith(f"{name}: "))
-        assert lines[place - 1].lstrip().startswith("#"), name
-
-
 def test_no_option_is_dead() -> None:
     """Each is used beyond its reading, a test of the whole sets it, and a page beside the list of options names it."""
     package = ROOT / "hydra_plugins/hydra_ddp_subprocess_launcher"
