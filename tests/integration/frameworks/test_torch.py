@@ -80,10 +80,13 @@ import hydra
 
 def open_file(dist, rank, size, name):
     dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/{name}", rank=rank, world_size=size)
+    # Else one could be gone before the other has connected.
+    dist.barrier()
 
 if os.environ.get("HOW") == "early":
     import torch.distributed
     torch.distributed.init_process_group("gloo")
+    torch.distributed.barrier()
 
 @hydra.main(version_base="1.3", config_path=None)
 def main(cfg):
@@ -92,6 +95,7 @@ def main(cfg):
     import torch.distributed as dist
     if cfg.how == "closed":
         dist.init_process_group("gloo")
+        dist.barrier()
         dist.destroy_process_group()
     if cfg.how == "file":
         open_file(dist, int(os.environ["RANK"]), 2, "meet")
