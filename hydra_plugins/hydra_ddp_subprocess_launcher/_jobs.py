@@ -250,7 +250,10 @@ class Batch:
             refresh_names(job.start.paths.folder)
         self._compare_configs(job)
         plan = self._plans.pop(job.start.number)
-        verdict = _results.judge_safely(job.report, job.start) if job.begun else _results.not_begun()
+        if job.begun:
+            verdict = _results.judge_safely(job.report, job.start, job.keeper_code)
+        else:
+            verdict = _results.not_begun(job.link.ending)
         again = None
         if not self._ending.starts_none:
             again = job.next_attempt(verdict.completed, own_port=self._sweep.settings.master_port is None)
