@@ -8,7 +8,7 @@ import time
 
 from hydra.core.utils import JobReturn
 
-from . import _environment, _results, _signals
+from . import _callbacks, _environment, _results, _signals
 from ._choices import OnConfigDifference
 from ._debug import DebugSession
 from ._describe import start_error, write_job
@@ -281,3 +281,5 @@ class Batch:
         if self._sweep.gathering is not None:
             self._sweep.gathering.publish_end(number, JobEnd(verdict.completed, verdict.cause))
         self._progress.ended(number, verdict, seconds)
+        if plan is not None and seconds is not None:
+            _callbacks.end_job(self._sweep.context.callbacks, plan.run_dir, plan.config, self._returns[number])
