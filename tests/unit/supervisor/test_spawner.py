@@ -19,7 +19,7 @@ from hydra_plugins.hydra_ddp_subprocess_launcher import _spawner
 from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
 from hydra_plugins.hydra_ddp_subprocess_launcher._orders import Stop
 from hydra_plugins.hydra_ddp_subprocess_launcher._spawner_link import KeeperEnded, SpawnerLink
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import StopReason
+from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, StopReason
 from support.spawning import PATIENCE_S, Job, is_alive, spec, wait_for_file
 
 

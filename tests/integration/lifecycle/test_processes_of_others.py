@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import Runner
+    from support.runner import Runner
 
 # A library that starts a thread when it is loaded, as an allocator with a background thread does.
 THREAD = """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import Runner
+    from support.runner import Runner
 
 RECORDER = """
 import json, os, threading, time
