@@ -66,8 +66,13 @@ class SpawnerLink:
     def __init__(self, start: Callable[[int, int], subprocess.Popen[bytes]] = start_spawner) -> None:
         ours, theirs = socket.socketpair()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the spawner)
-        with theirs:
-            self._process = start(theirs.fileno(), self._errors.fileno())
+        try:
+            with theirs:
+                self._process = start(theirs.fileno(), self._errors.fileno())
+        except OSError:
+            ours.close()
+            self._errors.close()
+            raise
         self._killed = False
         self._ending = ""
         self._sock = ours
