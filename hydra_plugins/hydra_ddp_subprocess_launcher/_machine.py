@@ -8,11 +8,19 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from ._process import can_list_children
+
 
 def unsupported_reason() -> str | None:
     """Return why ranks cannot be launched on this system; None where they can."""
     if os.name != "posix":
         return "ddp_subprocess starts ranks by fork and signals, which Windows does not have. Use Linux (WSL 2 works)."
+    if not can_list_children():
+        return (
+            "ddp_subprocess cannot see which processes a job starts, so it could not end them: /proc is not mounted, "
+            "or belongs to another PID namespace. Mount it (`mount -t proc proc /proc`; `unshare --mount-proc`), or "
+            "use hydra/launcher=basic."
+        )
     return None
 
 
@@ -61,7 +69,7 @@ def process_start(pid: int) -> str:
     """Return what tells a process from a later one with its number: boot and start; empty where that is not known."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        ticks = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
     except (OSError, IndexError):
         return ""
     return f"{boot} {ticks}"
