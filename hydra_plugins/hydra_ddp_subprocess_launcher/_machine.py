@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -58,6 +59,14 @@ def start_environment() -> Mapping[str, str] | None:
         return None
     pairs = (entry.split(b"=", 1) for entry in raw.split(b"\0") if b"=" in entry)
     return {os.fsdecode(name): os.fsdecode(value) for name, value in pairs}
+
+
+def terminal_size() -> os.terminal_size | None:
+    """Return the size of the terminal that this process prints to; None: it prints to none."""
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno()) if sys.__stdout__ is not None else None
+    except (OSError, ValueError):  # No terminal; closed.
+        return None
 
 
 def host() -> str:
