@@ -61,7 +61,7 @@ def main(cfg):
     if cfg.get("ask"):
         os.get_terminal_size()
     print(cfg.get("x"))
-    if cfg.get("fail"):
+    if cfg.get("fail") and os.environ.get("RANK", "0") == "0":
         raise ValueError(f"bad {cfg.x}")
 
 
@@ -116,26 +116,17 @@ def needs(*command: str) -> pytest.MarkDecorator:
 
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-TEXTS = "+x='ä','€ \N{SNOWMAN}','plain'"
 
 
-@pytest.mark.parametrize(
-    "locale", [ASCII, {**ASCII, "PYTHONIOENCODING": "ascii:backslashreplace"}, {**ASCII, "PYTHONUTF8": "1"}]
-)
+@pytest.mark.parametrize("locale", [ASCII, {**ASCII, "PYTHONUTF8": "1"}], ids=["ascii", "utf8"])
 def test_text_under_an_ascii_locale(sweeps: Sweeps, locale: dict[str, str]) -> None:
-    """Overrides that are no ASCII come to a job unchanged and name its directory, whatever the locale makes of them."""
-    numbers = "+number=${hydra:job.num}"
-    _, ours = sweeps.both(TEXTS, numbers, "hydra.sweep.subdir=${x}", **locale)
-    assert ours.returncode == 0
+    """Overrides that are no ASCII come to a job unchanged, name its directory, and are shown in errors."""
+    texts = "+x='ä','\N{SNOWMAN}','plain'"
+    _, ours = sweeps.both(texts, "+number=${hydra:job.num}", "+fail=true", "hydra.sweep.subdir=${x}", **locale)
     folders = {os.fsencode(one.name) for one in sweeps.sweep_dir.iterdir() if (one / ".hydra").exists()}
-    assert folders == {"ä".encode(), "€ \N{SNOWMAN}".encode(), b"plain"}
-
-
-def test_an_error_under_an_ascii_locale(sweeps: Sweeps) -> None:
-    """The message of a failed job is shown, with an escape for what the terminal cannot show."""
-    _, ours = sweeps.both("+x='ä','plain'", "+number=${hydra:job.num}", "+fail=true", **ASCII)
+    assert folders == {"ä".encode(), "\N{SNOWMAN}".encode(), b"plain"}
     assert "ValueError: bad plain" in ours.output
-    assert "2 failed" in ours.output
+    assert "3 failed" in ours.output
 
 
 def test_a_directory_that_is_no_text(sweeps: Sweeps) -> None:
