@@ -11,7 +11,7 @@ from . import config as _config
 from ._choices import OnInterrupt
 from ._errors import OptionError
 from ._schedule import JobSize, asked_options
-from ._settings import LaunchSettings, check_names, choice, count, read_settings, whole
+from ._settings import LaunchSettings, check_names, count, read_settings, whole
 from ._words import counted
 from .config import DDPOptions, DDPSubprocessLauncherConf
 
@@ -90,7 +90,7 @@ def read_cluster(options: Mapping[str, Any], executor: str) -> tuple[LaunchSetti
         executor=executor,
         nodes=nodes,
         gpus=_gpus(options),
-        on_interrupt=choice("on_interrupt", options["on_interrupt"], OnInterrupt),
+        on_interrupt=options["on_interrupt"],
         max_parallel_jobs=whole("max_parallel_jobs", options.get("max_parallel_jobs"), 1, "null"),
         queue={name: value for name, value in options.items() if name not in not_submitits},
     )

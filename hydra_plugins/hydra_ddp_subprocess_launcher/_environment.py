@@ -6,6 +6,7 @@ torchrun's documentation, as of torch 2.13.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
@@ -200,6 +201,19 @@ def refuse_as_rank(environ: Mapping[str, str]) -> None:
                 "accelerate, mpirun or srun started, and each would run its own sweep. Start it with plain `python` "
                 "(the launcher starts the ranks), or set hydra.launcher.allow_nested=true if this is meant."
             )
+
+
+def with_terminal_size(environment: Mapping[str, str], size: os.terminal_size | None) -> dict[str, str]:
+    """Return the environment with COLUMNS and LINES, as a rank prints to a file; the user's values stay.
+
+    Args:
+        environment: What ranks start from.
+        size: Of the launching process's terminal; None: it has none.
+    """
+    # A terminal may not know its own size.
+    if size is None or 0 in size:
+        return dict(environment)
+    return {"COLUMNS": str(size.columns), "LINES": str(size.lines), **environment}
 
 
 def with_omp_threads(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -27,6 +28,10 @@ SPAWN_ADVICE = (
     "Each rank has started processes of its own (torch.multiprocessing.spawn, Lightning's strategy=ddp_spawn), and "
     "these got in each other's way at the port of the job. The launcher starts the ranks: call the function that you "
     "spawn, or use strategy=ddp."
+)
+NO_TERMINAL_ADVICE = (
+    "A rank has no terminal, as it writes to its log file. For the size use shutil.get_terminal_size(), which knows "
+    "that of the launching process; hydra.launcher.debug=true gives rank 0 the terminal itself."
 )
 _SEE_STACKS = "Where each rank was, the Python stacks at the end of its log tell."
 # More than what a full disk may still give to a small file.
@@ -87,8 +92,18 @@ def lost_a_peer(failure: Failure) -> bool:
     return _LOST_PEER.search(f"{failure.summary}\n{failure.traceback}") is not None
 
 
-def advice_on(failure: Failure) -> str:
-    """Return what to do about an error that ranks have with each other; empty: it is not known to be one."""
+def advice_on(failure: Failure, shown: str, world_size: int) -> str:
+    """Return what to do about an error of a known kind; empty: it is of none.
+
+    Args:
+        failure: The failure.
+        shown: What is shown of its traceback or log.
+        world_size: Number of ranks.
+    """
+    if f"OSError: [Errno {errno.ENOTTY}]" in shown:
+        return NO_TERMINAL_ADVICE
+    if world_size == 1:
+        return ""
     lost = lost_a_peer(failure)
     if is_of_spawned(failure.traceback) and (lost or says_taken(failure.traceback)):
         return SPAWN_ADVICE

@@ -147,7 +147,10 @@ class Line:
                 "hydra.launcher.max_parallel_jobs=1."
             )
         return _environment.with_omp_threads(
-            _environment.scrub(os.environ, _machine.start_environment()),
+            _environment.with_terminal_size(
+                _environment.scrub(os.environ, _machine.start_environment()),
+                None if settings.debug else _machine.terminal_size(),
+            ),
             settings.omp_num_threads,
             _machine.usable_cores(),
             self.most_ranks,

@@ -193,8 +193,8 @@ def _failed(
     broken = unusable_folder(paths) if rank is not None and outcomes[rank] is None else None
     if broken is not None:
         advice = f"The run directory {paths.run_dir} cannot be used any more: {broken}."
-    if failure is not None and len(outcomes) > 1:
-        advice = advice_on(failure) or advice
+    if failure is not None:
+        advice = advice_on(failure, "\n".join(lines), len(outcomes)) or advice
     if advice:
         lines.append(advice)
     lines.append(f"Log: {paths.log(rank)}" if rank is not None else _SEE_LOG.format(folder=paths.folder))

@@ -180,7 +180,8 @@ def write_stacks_on_signal(log_file: str) -> None:
 def handles(pid: int, number: int) -> bool:
     """Return whether a process has a handler for a signal; False where the system does not tell."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        # Its name may be cut within a character.
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
         return False
     caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")

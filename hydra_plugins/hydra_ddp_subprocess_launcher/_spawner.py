@@ -53,7 +53,9 @@ def spawner_command(descriptor: int, launcher: int) -> list[str]:
         launcher: Pid of the launching process.
     """
     bootstrap = _BOOTSTRAP.format(package=__package__)
-    return [sys.executable, "-I", "-S", "-c", bootstrap, str(folder_of_package()), str(descriptor), str(launcher)]
+    # `-I` ignores PYTHONUTF8, and paths must mean the same files as in the launching process.
+    flags = ["-I", "-S", "-X", f"utf8={sys.flags.utf8_mode}"]
+    return [sys.executable, *flags, "-c", bootstrap, str(folder_of_package()), str(descriptor), str(launcher)]
 
 
 def folder_of_package() -> Path:

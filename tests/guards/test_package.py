@@ -25,8 +25,8 @@ LAYERS = (
     ("_choices", "_words", "_specs", "_orders", "_errors", "_events"),
     (
         "_signals",
-        "_machine",
         "_process",
+        "_machine",
         "_channel",
         "_port",
         "_pickling",
