@@ -292,7 +292,7 @@ def test_arguments_that_the_script_may_add(project: Path, typed: tuple[str, ...]
 
 @pytest.mark.parametrize(
     "added",
-    [("--config-name", "x"), ("--config-name=x",), ("-cn", "x"), ("-cnx",), ("-m", "+x=1"), ("-cd", "a", "b=1")],
+    [("--config-name", "x"), ("--config-name=x",), ("-cn", "x"), ("-m", "+x=1"), ("-cd", "a", "b=1")],
 )
 def test_arguments_that_the_script_may_not_add(project: Path, added: tuple[str, ...]) -> None:
     """What would hide a rank's own command is refused by name, with the way out."""

@@ -112,7 +112,7 @@ def _read_options(config: DictConfig, executor: str | None) -> tuple[LaunchSetti
     named = {str(name): value for name, value in options.items()}
     settings, cluster = (read_settings(named), None) if executor is None else read_cluster(named, executor)
     if not settings.allow_nested:
-        _environment.refuse_as_rank(os.environ)
+        _environment.refuse_as_rank(os.environ, sys.orig_argv)
     ignored = _environment.ignored_rendezvous(os.environ)
     if ignored:
         _log.warning(
