@@ -41,7 +41,9 @@ class OwnFiles:
 
     def __call__(self, path: str, mode: str) -> tuple[str, str]:
         """Return what to open for a path, absolute, and in which mode."""
-        if os.path.dirname(path) == self._folder and os.path.basename(path) in self._originals:
+        is_own = os.path.dirname(path) == self._folder and os.path.basename(path) in self._originals
+        # No device, and no pipe.
+        if is_own or (os.path.exists(path) and not os.path.isfile(path)):
             return path, mode
         parts = path.split(os.sep)[1:]
         for count in range(1, len(parts) + 1):
@@ -81,10 +83,7 @@ def redirected(where: Callable[[str, str], tuple[str, str]]) -> Iterator[None]:
     open_file: Any = builtins.open
 
     def moved(file: Any, mode: str) -> tuple[Any, str]:
-        path = os.path.abspath(os.fsdecode(file))
-        # No device, and no pipe.
-        usual = os.path.isfile(path) or not os.path.exists(path)
-        return where(path, mode) if usual and thread == threading.get_ident() else (file, mode)
+        return where(os.path.abspath(os.fsdecode(file)), mode) if thread == threading.get_ident() else (file, mode)
 
     def make_moved(self: logging.FileHandler, filename: Any, mode: str = "a", *args: Any, **options: Any) -> None:
         make(self, *moved(filename, mode), *args, **options)
