@@ -143,7 +143,8 @@ def function_body(task_function: TaskFunction, context: HydraContext) -> dict[st
     return {
         # The callbacks travel on their own, as for a program.
         "task_function": _pickling.dumps((task_function, replace(context, callbacks=Callbacks())), None),
-        "singletons": _pickling.dumps(Singleton.get_state(), None),
+        # The resolvers, which are the rest of the state, travel on their own, too.
+        "singletons": _pickling.dumps({"instances": Singleton.get_state()["instances"]}, None),
     }
 
 

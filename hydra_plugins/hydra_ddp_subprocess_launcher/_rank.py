@@ -327,11 +327,10 @@ def _restore_hydra(body: Mapping[str, Any]) -> tuple[TaskFunction, HydraContext]
     """Make this process look to the job like the one that launched it."""
     from hydra.core.singleton import Singleton
 
-    # Both before the state is set: loading imports the user's modules, which may register resolvers that it has.
     function, context = _pickling.loads(body["task_function"])
     singletons = _pickling.loads(body["singletons"])
     setup_globals()
-    Singleton.set_state(singletons)
+    Singleton.set_state({**Singleton.get_state(), **singletons})
     return function, context
 
 
