@@ -64,7 +64,10 @@ def torch(session: nox.Session) -> None:
 def preload(session: nox.Session) -> None:
     """Hydra's suites, and what the ranks of a sweep are compared with, on preloaded ranks."""
     session.install(*CONSTRAINTS, ".[dev,example]")
-    tests = session.posargs or ["tests/integration/test_hydra_suites.py", "tests/integration/test_differential.py"]
+    tests = session.posargs or [
+        "tests/integration/hydra/test_hydra_suites.py",
+        "tests/integration/hydra/test_differential.py",
+    ]
     session.run("pytest", *tests, env={"LAUNCHER_TEST_PRELOAD": "auto"})
 
 
@@ -72,9 +75,9 @@ def preload(session: nox.Session) -> None:
 def coverage(session: nox.Session) -> None:
     """Coverage of all processes that the tests start."""
     session.install(*CONSTRAINTS, ".[dev,example]")
-    # The spawner runs without site-packages: see tests/measured_spawner.py.
+    # The spawner runs without site-packages: see tests/support/measured_spawner.py.
     (packages,) = Path(session.virtualenv.location).glob("lib/python*/site-packages")
-    shutil.copy("tests/measured_spawner.py", packages)
+    shutil.copy("tests/support/measured_spawner.py", packages)
     (packages / "measured_spawner.pth").write_text("import measured_spawner\n")
     session.run("coverage", "erase")
     session.run("coverage", "run", "-m", "pytest", *(session.posargs or ["-m", "not slurm"]))
@@ -84,13 +87,13 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session(python=MAIN)
 def docs(session: nox.Session) -> None:
-    """What README and docs/ tell to type, their links, the options, and the messages."""
+    """What README and docs/ tell to type, their links, and the options."""
     session.install(".[submitit,timeline]", *TEST_NEEDS)
-    session.run("pytest", *SMALL, "tests/test_readme.py", "tests/test_docs.py", "tests/test_messages.py")
+    session.run("pytest", *SMALL, "tests/guards/test_readme.py", "tests/guards/test_docs.py")
 
 
 @nox.session(python=MAIN)
 def wheel(session: nox.Session) -> None:
     """Build sdist and wheel; install the wheel alone, and sweep outside the repository."""
     session.install("build>=1", "pytest>=8", "pytest-timeout>=2.2", ".")
-    session.run("pytest", "tests/test_wheel.py", env={"HYDRA_DDP_TEST_WHEEL": "1"})
+    session.run("pytest", "tests/guards/test_wheel.py", env={"HYDRA_DDP_TEST_WHEEL": "1"})

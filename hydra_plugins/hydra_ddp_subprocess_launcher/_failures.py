@@ -18,7 +18,7 @@ from ._specs import OUTPUT_LOST, GroupReport, Outcome, RankExit, StopReason
 _SIGKILL = -9
 _LOST_PEER = re.compile(
     r"connection (was )?(closed|reset) by (remote )?peer|broken pipe|remote process (has )?(exited|terminated)"
-    r"|logs of the remote work[e]r",
+    r"|logs of the remote worker",
     re.IGNORECASE,
 )
 LOST_PEER_ADVICE = (

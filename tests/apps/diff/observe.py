@@ -1,4 +1,4 @@
-"""What a job can see of its config and of Hydra, written down as JSON for tests/integration/test_differential.py."""
+"""What a job can see of its config and of Hydra, written down as JSON for test_differential.py."""
 
 import json
 import os

@@ -1,0 +1,379 @@
+"""Processes: started as ranks, found however they hide, held, reaped. With real, small ones."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hydra_plugins.hydra_ddp_subprocess_launcher import _process
+
+if TYPE_CHECKING:
+    from support.runner import Runner
+
+PACKAGE = _process.__name__.rpartition(".")[0]
+PRELUDE = f"""
+import json, os, signal, subprocess, sys, threading, time
+from pathlib import Path
+from {PACKAGE} import _process
+"""
+
+
+def state(pid: int) -> str:
+    """Return the state letter of a process; empty when there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def is_alive(pid: int) -> bool:
+    return state(pid) not in ("", "Z")
+
+
+def say(runner: Runner, code: str) -> Any:
+    """Return what code prints as JSON in a process of its own."""
+    ran = runner.python("-c", PRELUDE + textwrap.dedent(code), timeout_s=30)
+    assert ran.stderr == ""
+    return json.loads(ran.stdout)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "rank.log"
+
+
+@contextlib.contextmanager
+def stdin_of_a_pipe() -> Iterator[None]:
+    """Let this process's standard input be a pipe into which nobody writes, while the block runs."""
+    kept = os.dup(0)
+    ends = os.pipe()
+    os.dup2(ends[0], 0)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 0)
+        for descriptor in (kept, *ends):
+            os.close(descriptor)
+
+
+# --- starting a rank
+
+
+def test_start_rank(runner: Runner, tmp_path: Path, log: Path) -> None:
+    """A rank has its own session, no stdin, its own folder and log, and exactly the environment that it is given."""
+    code = (
+        "import json, os, sys\n"
+        "own = [os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid(), os.getcwd()]\n"
+        "print(json.dumps([*own, sys.stdin.read(), os.readlink('/proc/self/fd/0'), dict(os.environ)]), flush=True)\n"
+        "print('err', file=sys.stderr)"
+    )
+    environment = {**runner.environment(), "LC_CTYPE": "C.UTF-8", "ODD": "ä\udcff=\n"}
+    with stdin_of_a_pipe():
+        rank = _process.start_rank([sys.executable, "-c", code], str(tmp_path), environment, str(log))
+    assert rank.wait(30) == 0
+    out, err = log.read_text().splitlines()
+    assert json.loads(out) == [True, True, str(tmp_path), "", "/dev/null", environment]
+    assert err == "err"
+
+
+def test_a_log_is_appended_to(runner: Runner, tmp_path: Path, log: Path) -> None:
+    """What stands in the log stays, and stdout and stderr keep their order."""
+    log.write_text("before\n")
+    script = "echo 1; echo 2 >&2; echo 3"
+    assert _process.start_rank(["sh", "-c", script], str(tmp_path), runner.environment(), str(log)).wait() == 0
+    assert log.read_text() == "before\n1\n2\n3\n"
+
+
+def test_no_descriptor_is_handed_down(runner: Runner, tmp_path: Path, log: Path) -> None:
+    """A rank has three descriptors, also when the keeper holds one that is inheritable."""
+    ours, theirs = os.pipe()
+    os.set_inheritable(theirs, True)
+    try:
+        rank = _process.start_rank(["ls", "/proc/self/fd"], str(tmp_path), runner.environment(), str(log))
+        assert rank.wait() == 0
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    # The fourth is the folder that `ls` reads.
+    assert log.read_text().split() == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "named"),
+    [
+        ({"argv": ["/nowhere/python"]}, FileNotFoundError, "/nowhere/python"),
+        ({"argv": ["no-such-command-anywhere"]}, FileNotFoundError, "no-such-command-anywhere"),
+        ({"argv": ["{tmp}/not_executable"]}, PermissionError, "not_executable"),
+        ({"cwd": "{tmp}/gone"}, FileNotFoundError, "gone"),
+        ({"log_file": "{tmp}/gone/rank.log"}, FileNotFoundError, "gone/rank.log"),
+        ({"argv": ["true", "x" * (3 << 20)]}, OSError, "true"),
+    ],
+)
+def test_a_rank_that_cannot_be_started(
+    runner: Runner, tmp_path: Path, change: dict[str, Any], error: type[OSError], named: str
+) -> None:
+    """The error names what cannot be used: command, folder or log."""
+    (tmp_path / "not_executable").touch(mode=stat.S_IRUSR)
+    values = {"argv": ["true"], "cwd": "{tmp}", "log_file": "{tmp}/rank.log", **change}
+    argv = [part.replace("{tmp}", str(tmp_path)) for part in values["argv"]]
+    cwd, log_file = (str(values[name]).replace("{tmp}", str(tmp_path)) for name in ("cwd", "log_file"))
+    with pytest.raises(error) as caught:
+        _process.start_rank(argv, cwd, runner.environment(), log_file)
+    assert named in str(caught.value.filename)
+
+
+def test_a_rank_dies_with_its_parent(runner: Runner, tmp_path: Path) -> None:
+    """When the process that started a rank is gone, however it went, the kernel kills the rank."""
+    code = PRELUDE + textwrap.dedent("""
+        rank = _process.start_rank(["sleep", "1000"], ".", os.environ, "rank.log")
+        print(rank.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    ran = runner.python("-c", code)
+    assert ran.returncode == -signal.SIGKILL
+    pid = int(ran.stdout)
+    runner.wait_until(lambda: not is_alive(pid), 5, "the end of the rank")
+
+
+def test_a_parent_that_is_gone_already(runner: Runner) -> None:
+    """A rank whose parent ended before it could ask for the signal ends by itself."""
+    code = """
+        child = subprocess.Popen(
+            [sys.executable, "-c", "from %s import _process; _process.signal_at_parents_end(1 << 22, 9)" % sys.argv[1]]
+        )
+        print(child.wait())
+    """
+    ran = runner.python("-c", PRELUDE + textwrap.dedent(code), PACKAGE)
+    assert ran.output == "-9\n"
+
+
+# --- finding
+
+
+def test_descendants(runner: Runner) -> None:
+    """Everything below is found, parents before children: own sessions, double forks, emptied environments."""
+    found = say(
+        runner,
+        """
+        _process.become_subreaper()
+        script = (
+            "echo $$ > root;"
+            "sh -c 'echo $$ > child; sleep 1000' &"
+            "env -i setsid /bin/sh -c 'echo $$ > session; exec sleep 1000' &"
+            "(setsid sh -c 'sh -c \\"echo \\\\$\\\\$ > orphan; exec sleep 1000\\" & exit' &);"
+            "wait"
+        )
+        subprocess.Popen(["sh", "-c", script])
+        names = ("root", "child", "session", "orphan")
+        deadline = time.monotonic() + 20
+        while not all(Path(name).exists() and Path(name).read_text() for name in names):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        pids = {name: int(Path(name).read_text()) for name in names}
+        # The orphan is handed to us when those between have ended.
+        while pids["orphan"] not in _process.own_children():
+            assert time.monotonic() < deadline
+            _ = [pid for pid, _ in _process.reap()]
+            time.sleep(0.01)
+        found = _process.descendants(_process.own_children())
+        below = _process.descendants([pids["root"]])
+        grandchild = _process.descendants([pids["child"]])[1]
+        print(json.dumps([
+            [name for name, pid in pids.items() if pid not in found],
+            found.index(pids["root"]) < found.index(pids["child"]) < found.index(grandchild),
+            [pids[name] in below for name in names],
+            len(found) == len(set(found)),
+        ]))
+        # Until there is none: one that was between fork and exec may be seen late.
+        while _process.has_children():
+            for pid in _process.descendants(_process.own_children()):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            _ = list(_process.reap())
+        """,
+    )
+    assert found == [[], True, [True, True, True, False], True]
+
+
+def test_descendants_of_a_thread(runner: Runner) -> None:
+    """A child that another thread started is found, too."""
+    assert say(
+        runner,
+        """
+        children, stop = [], threading.Event()
+        thread = threading.Thread(target=lambda: (children.append(subprocess.Popen(["sleep", "1000"])), stop.wait()))
+        thread.start()
+        while not children:
+            time.sleep(0.01)
+        print(json.dumps(children[0].pid in _process.own_children()))
+        children[0].kill()
+        children[0].wait()
+        stop.set()
+        thread.join()
+        """,
+    )
+
+
+def test_descendants_without_the_kernels_files(runner: Runner) -> None:
+    """On a kernel without /proc's `children` files the same processes are found by `ps`."""
+    lists = say(
+        runner,
+        """
+        _process.become_subreaper()
+        child = subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000"])
+        while len(_process.descendants([child.pid])) < 3:
+            time.sleep(0.01)
+        fast = _process.descendants(_process.own_children())
+        exists = os.path.exists
+        os.path.exists = lambda path: not str(path).endswith("/children") and exists(path)
+        # `ps` itself is our child while it looks.
+        slow = [pid for pid in _process.descendants(_process.own_children()) if exists(f"/proc/{pid}")]
+        print(json.dumps([sorted(fast), sorted(slow)]))
+        for pid in fast:
+            os.kill(pid, signal.SIGKILL)
+        """,
+    )
+    assert lists[0] == lists[1]
+    assert len(lists[0]) == 3
+
+
+def test_descendants_of_nobody() -> None:
+    """A process that has ended has nothing below it, and is no error."""
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    assert _process.descendants([process.pid]) == [process.pid]
+    assert _process.descendants([]) == []
+
+
+# --- reaping
+
+
+def test_reap(runner: Runner) -> None:
+    """Every child that has ended is collected with its code, adopted ones too; the others are left alone."""
+    assert say(
+        runner,
+        """
+        _process.become_subreaper()
+        expected = {"exit 0": 0, "exit 7": 7, "kill -9 $$": -9, "sh -c 'sleep 0.2; exit 5' & exit 6": 6}
+        # Held, as Popen would reap those that are not.
+        started = {script: subprocess.Popen(["sh", "-c", script]) for script in expected}
+        alive = subprocess.Popen(["sleep", "1000"])
+        codes = {}
+        while len(codes) < 5:
+            codes.update(_process.reap())
+            time.sleep(0.01)
+        left = [_process.has_children(), list(_process.reap())]
+        alive.kill()
+        while alive.pid not in codes:
+            codes.update(_process.reap())
+        print(json.dumps([
+            all(codes[started[script].pid] == code for script, code in expected.items()),
+            sorted(codes.values()), left, _process.has_children(), list(_process.reap()),
+        ]))
+        """,
+    ) == [True, [-9, -9, 0, 5, 6, 7], [True, []], False, []]
+
+
+def test_has_children_counts_the_dead(runner: Runner) -> None:
+    """A child that has ended and was not reaped is still a child, with `waitid` or without."""
+    assert say(
+        runner,
+        """
+        child = subprocess.Popen(["true"])
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        seen = [_process.has_children(), child.pid in _process.own_children()]
+        del os.waitid
+        seen.append(_process.has_children())
+        list(_process.reap())
+        print(json.dumps([*seen, _process.has_children()]))
+        """,
+    ) == [True, True, True, False]
+
+
+# --- the rest
+
+
+def test_names_and_threads(runner: Runner) -> None:
+    """A process has the short name that it was given, and counts its threads."""
+    assert say(
+        runner,
+        """
+        _process.name_process("ddp-test")
+        counts = [_process.thread_count()]
+        stop = threading.Event()
+        thread = threading.Thread(target=stop.wait)
+        thread.start()
+        counts.append(_process.thread_count())
+        stop.set()
+        thread.join()
+        print(json.dumps([Path("/proc/self/comm").read_text().strip(), counts]))
+        """,
+    ) == ["ddp-test", [1, 2]]
+
+
+def test_a_handle(runner: Runner) -> None:
+    """A held process is known to have ended, reaped or not; signals reach it, and nobody after it."""
+    process = runner.start("sleep", "1000")
+    handle = _process.ProcessHandle(process.pid)
+    assert not handle.ended
+    handle.send(signal.SIGSTOP)
+    runner.wait_until(lambda: state(process.pid) == "T", 5, "the stop")
+    handle.send(signal.SIGKILL)
+    runner.wait_until(lambda: handle.ended, 5, "the end")
+    assert state(process.pid) == "Z"
+    process.communicate()
+    assert handle.ended
+    handle.send(signal.SIGKILL)
+    handle.close()
+    handle.close()
+
+
+def test_a_handle_on_a_system_without_them(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system has no such descriptors, signals still arrive, and the end is not known."""
+    monkeypatch.delattr("os.pidfd_open")
+    process = runner.start("sleep", "1000")
+    handle = _process.ProcessHandle(process.pid)
+    handle.send(signal.SIGTERM)
+    process.communicate()
+    assert process.returncode == -signal.SIGTERM
+    assert not handle.ended
+    handle.send(signal.SIGTERM)
+    handle.close()
+
+
+def test_watching_a_process(runner: Runner) -> None:
+    """A process that is gone cannot be watched, which is no error."""
+    process = runner.start("true")
+    process.communicate()
+    assert _process.parent_watch(process.pid) is None
+
+
+def test_kill_marked(runner: Runner, tmp_path: Path) -> None:
+    """Every process with just these variables and values is killed, a fork of it, too; others live."""
+    mark = {"HYDRA_DDP_TEST_MARK": runner.marker, "GROUP_RANK": "1"}
+    script = "setsid sleep 1000 & echo ready; sleep 1000"
+    marked = runner.start("sh", "-c", script, env=mark)
+    differing = {"HYDRA_DDP_TEST_MARK": f"{runner.marker}2"}, {"GROUP_RANK": "0"}
+    others = [runner.start("sleep", "1000", env={**mark, **one}) for one in differing]
+    assert marked.stdout is not None and marked.stdout.readline() == "ready\n"
+    assert _process.kill_marked(mark, 5) == []
+    marked.communicate()
+    assert marked.returncode == -signal.SIGKILL
+    assert set(runner.alive()) == {other.pid for other in others}
+    for other in others:
+        assert other.poll() is None
+        other.kill()
+        other.communicate()

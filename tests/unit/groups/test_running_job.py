@@ -1,0 +1,126 @@
+"""A job whose spawner stands still: noticed although the copy that it holds keeps the keeper's socket open."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydra_plugins.hydra_ddp_subprocess_launcher import _running
+from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
+from hydra_plugins.hydra_ddp_subprocess_launcher._orders import Started
+from hydra_plugins.hydra_ddp_subprocess_launcher._running import RunningJob
+from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, Limits
+from hydra_plugins.hydra_ddp_subprocess_launcher._start import Attempt
+from support.starts import job_start
+
+NOTHING: Any = None
+
+
+@dataclass
+class FakeSpawner:
+    """Takes note of what is done to it."""
+
+    done: list[str] = field(default_factory=list)
+
+    def wake(self) -> None:
+        self.done.append("woken")
+
+    def kill(self) -> None:
+        self.done.append("killed")
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield Channel(ours), Channel(theirs)
+
+
+def running_job(link: Any, channel: Channel) -> RunningJob:
+    start = job_start("/nowhere", 1, "of no process")
+    start = replace(start, group=replace(start.group, max_restarts=3))
+    return RunningJob(start, NOTHING, Attempt(), link, channel, [])
+
+
+def test_a_report_through_a_socket_that_stays_open(ends: tuple[Channel, Channel]) -> None:
+    """After the keeper's last word the spawner is asked for its own, whether the keeper's socket closes or not."""
+    spawner = FakeSpawner()
+    job = running_job(spawner, ends[0])
+    ends[1].send(GroupReport((), None, None))
+    job.hear()
+    now = time.monotonic()
+    assert not job.channel.lost
+    job.insist(now + 4)
+    assert spawner.done == []
+    job.insist(now + 6)
+    job.insist(now + 11)
+    assert spawner.done == ["woken", "killed"]
+
+
+def test_a_killed_keeper_behind_a_socket_that_stays_open(ends: tuple[Channel, Channel]) -> None:
+    """A keeper that ended without a last word is missed by its pid, whether its socket closes or not."""
+    spawner = FakeSpawner()
+    job = running_job(spawner, ends[0])
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as keeper:
+        ends[1].send(Started(keeper.pid, ()))
+        job.hear()
+        now = time.monotonic()
+        job.insist(now)
+        assert job.lost_at is None
+        keeper.kill()
+    job.insist(now)
+    assert job.lost_at == now
+    job.insist(now + 11)
+    assert spawner.done == ["killed"]
+    assert job.keeper is not None
+    job.keeper.close()
+
+
+def test_no_time_runs_while_it_waits_for_other_nodes(ends: tuple[Channel, Channel]) -> None:
+    """A time limit is for ranks: a keeper that has not started its own yet is not taken for one that hangs."""
+    start = job_start("/nowhere", 1, "of no process", meeting="/meeting", limits=Limits(1.0, timeout_s=10.0))
+    job = RunningJob(start, NOTHING, Attempt(), NOTHING, ends[0], [])
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as keeper:
+        ends[1].send(Started(keeper.pid, ()))
+        job.hear()
+        job.insist(time.monotonic() + 1000)
+        assert keeper.poll() is None
+        ends[1].send(Started(keeper.pid, (keeper.pid,)))
+        job.hear()
+        job.insist(time.monotonic() + 1000)
+        assert keeper.wait(10) == -9
+    assert job.keeper is not None
+    job.keeper.close()
+
+
+def test_no_restart_beside_what_cannot_be_ended(ends: tuple[Channel, Channel]) -> None:
+    """A job of which something is left, whoever says so, is not started again: its devices may still be in use."""
+    for left in (False, True):
+        job = running_job(FakeSpawner(), ends[0])
+        job.report = GroupReport((), None, None, left=left)
+        assert job.end_leftovers() == []
+        again = job.next_attempt(completed=False, own_port=False)
+        assert (again is None) == left
+        lost = running_job(FakeSpawner(), ends[0])
+        lost.left = left
+        lost.end_leftovers()
+        assert lost.left == left
+
+
+def test_configs_that_are_gone(tmp_path: Path) -> None:
+    """What a job did to the files that would be compared is no difference, and ends no sweep."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "torn").write_text("{")
+    (tmp_path / "good").write_text('{"x": "1"}')
+    (tmp_path / "other").write_text('{"x": "2"}')
+    for bad in ("folder", "torn", "missing"):
+        assert _running._differing_keys([str(tmp_path / "good"), str(tmp_path / bad)]) == []
+    assert _running._differing_keys([str(tmp_path / "good"), str(tmp_path / "other")]) == ["x"]

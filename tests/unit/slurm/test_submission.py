@@ -1,0 +1,47 @@
+"""A job on its way to a cluster: where its id belongs, and what of it is sent."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+from hydra_plugins.hydra_ddp_subprocess_launcher import _commands, _encoded
+from hydra_plugins.hydra_ddp_subprocess_launcher._specs import JOB_ID_TOKEN
+from hydra_plugins.hydra_ddp_subprocess_launcher._submission import SubmittedJob
+from support.starts import job_start, submitted
+
+
+def test_settled() -> None:
+    """Wherever the id's place is held, there is the id: in the run directory, the command, variables and files."""
+    run_dir = f"/sweep/of_{JOB_ID_TOKEN}"
+    job = submitted(Path("/x"), run_dir)
+    start = job_start(
+        run_dir, 2, argv=("python", f"run_dir={run_dir}"), env_set={"A": f"id {JOB_ID_TOKEN}", "B": "plain"}
+    )
+    settled = SubmittedJob(**{**vars(job), "start": start}).settled("7_1")
+    assert settled.start.run_dir == settled.payload.run_dir == "/sweep/of_7_1"
+    assert settled.start.argv == ("python", "run_dir=/sweep/of_7_1")
+    assert settled.start.env_set == {"A": "id 7_1", "B": "plain"}
+    assert all(path.startswith("/sweep/of_7_1/") for path in settled.start.group.error_files)
+    assert settled.payload.job_id == "7_1"
+    assert JOB_ID_TOKEN not in repr(settled)
+
+
+def test_a_job_whose_directory_does_not_depend_on_the_id() -> None:
+    """It is sent as it is, but for the id."""
+    job = submitted(Path("/x"))
+    assert job.settled("7").start == job.start
+    assert job.settled("7").payload.job_id == "7"
+
+
+def test_it_can_be_sent() -> None:
+    """It comes through a pickle as it was."""
+    job = submitted(Path("/x"), seed="42")
+    assert pickle.loads(pickle.dumps(job)) == job
+
+
+def test_no_quoting_changes_the_place_of_the_id() -> None:
+    """Neither a shell's nor that of a rank's command."""
+    assert _commands.shell_words([JOB_ID_TOKEN]) == JOB_ID_TOKEN
+    assert _encoded.hydra_quoted(JOB_ID_TOKEN).strip("'") == JOB_ID_TOKEN
+    assert _encoded.decode(JOB_ID_TOKEN) == JOB_ID_TOKEN
