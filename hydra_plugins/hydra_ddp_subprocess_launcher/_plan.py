@@ -17,7 +17,8 @@ from ._errors import FreezeError
 from ._log_files import sweep_logging
 from ._records import JobRecord
 from ._resolvers import carry_resolvers
-from ._settings import read_nproc
+from ._schedule import JobSize
+from ._settings import read_size
 from ._setup import Sweep
 from ._specs import JOB_ID_TOKEN, Payload
 from ._spool import KeptConfig
@@ -36,7 +37,7 @@ class PlannedJob:
         config: Its final config.
         kept: The same, put by; None: it was not, or cannot be.
         frozen: What is resolved of it.
-        nproc: Number of ranks on each node.
+        size: How large it is on each node.
         nnodes: Number of nodes.
         payload: What its ranks will read.
         config_yaml: Its own config, not resolved.
@@ -49,7 +50,7 @@ class PlannedJob:
     config: DictConfig
     kept: KeptConfig | None
     frozen: _freeze.Frozen
-    nproc: int
+    size: JobSize
     nnodes: int
     payload: Payload
     config_yaml: str
@@ -69,7 +70,7 @@ class PlannedJob:
     @property
     def world_size(self) -> int:
         """Number of ranks on all nodes."""
-        return self.nnodes * self.nproc
+        return self.nnodes * self.size.nproc
 
 
 def compose_job(sweep: Sweep, overrides: Sequence[str]) -> DictConfig:
@@ -104,7 +105,7 @@ def plan_job(sweep: Sweep, number: int, overrides: Sequence[str], config: DictCo
 
     Raises:
         FreezeError: for what cannot be handed to ranks.
-        OptionError: for a number of ranks that cannot be.
+        OptionError: for a size that cannot be.
     """
     _refuse_other_launcher(sweep.config, config)
     config_yaml = _freeze.own_yaml(config)
@@ -118,7 +119,7 @@ def plan_job(sweep: Sweep, number: int, overrides: Sequence[str], config: DictCo
     # Not where jobs share a directory on purpose.
     if sweep.earlier is not None and run_dir is None and OmegaConf.is_interpolation(config.hydra.sweep, "subdir"):
         frozen = _freeze.freeze(config, number, sweep.earlier.directory(frozen.run_dir, known), job_id)
-    nproc = (sweep.cluster or sweep.pool).nproc(read_nproc(frozen.nproc_per_node))
+    size = (sweep.cluster or sweep.pool).size(*read_size(*frozen.size))
     payload = Payload(
         overrides=tuple(overrides),
         run_dir=frozen.run_dir,
@@ -133,7 +134,7 @@ def plan_job(sweep: Sweep, number: int, overrides: Sequence[str], config: DictCo
     # Now, where it costs no time between two jobs.
     kept = KeptConfig.put_by(config) if sweep.cluster is None else None
     return PlannedJob(
-        number, tuple(overrides), config, kept, frozen, nproc, nnodes, payload, config_yaml, config_hash, known
+        number, tuple(overrides), config, kept, frozen, size, nnodes, payload, config_yaml, config_hash, known
     )
 
 

@@ -196,6 +196,16 @@ def own_children() -> list[int]:
     return _child_lookup()(os.getpid())
 
 
+def name_of(pid: int) -> str:
+    """Return the name of a process, as `ps` shows it, with its script if it is an interpreter's; "process": unknown."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return "process"
+    return " ".join([name, *(os.fsdecode(os.path.basename(part)) for part in command[1:2] if part.endswith(b".py"))])
+
+
 def kill_marked(marks: Mapping[str, str], within_s: float) -> list[int]:
     """Send SIGKILL to every process of ours that has these variables in its environment, and return what is left.
 

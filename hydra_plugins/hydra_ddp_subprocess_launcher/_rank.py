@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from . import _encoded, _files, _freeze, _log_files, _outcome, _pickling, _resolvers, _signals, _tasks
 from ._environment import JOB_NUM, PAYLOAD_DIGEST
 from ._errors import LauncherError, StartError
+from ._process_groups import GroupWatch
 from ._specs import JOB_ID_TOKEN, Outcome, Payload, TaskId
 
 
@@ -155,6 +156,7 @@ class _Rank:
             main: Namespace of the program's `__main__`; None: there is no program.
         """
         _signals.write_stacks_on_signal(self._paths.log(self._rank))
+        groups = GroupWatch()
         try:
             outcome, code = self._run_job(task_function, hydra_context, main)
         except BaseException as error:  # noqa: BLE001  (whatever ends this rank is what the user must see)
@@ -166,7 +168,7 @@ class _Rank:
         if outcome.traceback:
             with contextlib.suppress(OSError):
                 self._write_error_file(outcome)
-        self._store(outcome)
+        self._store(replace(outcome, alone=groups.ran_alone))
         raise SystemExit(code)
 
     def _store(self, outcome: Outcome) -> None:

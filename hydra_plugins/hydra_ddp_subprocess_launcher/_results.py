@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import _pickling
@@ -50,6 +50,7 @@ class Verdict:
         remote: Fields for Hydra 1.4's JobReturn; may be empty.
         rank: Rank that failed first; None: none did.
         skipped: Whether the job was not run at all.
+        ungrouped: Whether it has several ranks, which had torch.distributed and opened no process group.
         kept: What an earlier run of the sweep has recorded, if that stands; else None.
     """
 
@@ -61,6 +62,7 @@ class Verdict:
     remote: tuple[tuple[str, object], ...] = ()
     rank: int | None = None
     skipped: bool = False
+    ungrouped: bool = False
     kept: JobRecord | None = None
 
 
@@ -75,6 +77,11 @@ def has_completed(report: GroupReport, outcomes: Sequence[Outcome | None]) -> bo
     """
     good = all(outcome is not None and outcome.completed for outcome in outcomes)
     return good and (report.finished or report.reason is None)
+
+
+def never_grouped(outcomes: Sequence[Outcome | None]) -> bool:
+    """Return whether a job has several ranks, of which none has been in a process group with others."""
+    return len(outcomes) > 1 and all(outcome is not None and outcome.alone for outcome in outcomes)
 
 
 def read_outcomes(start: JobStart) -> list[Outcome | None]:
@@ -101,7 +108,7 @@ def judge(report: GroupReport | None, start: JobStart) -> Verdict:
         )
     outcomes = read_outcomes(start)
     if has_completed(report, outcomes):
-        return _completed(report, outcomes[0])
+        return replace(_completed(report, outcomes[0]), ungrouped=never_grouped(outcomes))
     # The output of a rank that has the terminal is not in its log.
     return _failed(report, outcomes, start.paths, logged=range(start.terminal, len(outcomes)))
 

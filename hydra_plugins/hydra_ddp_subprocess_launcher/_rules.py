@@ -15,6 +15,8 @@ STILL_RUNNING_NOTE_S = 60.0
 FAILURE_LINGERS_S = 1.0
 # Seconds between the signal on which ranks write their stacks into their logs and SIGTERM.
 DUMP_S = 0.5
+# Seconds for what the ranks left behind to obey SIGTERM, until a line says that it is waited for.
+LEFTOVERS_NOTE_S = 0.5
 # Seconds after the last outcome was stored until a line says who lingers, and until the group is ended.
 LINGERING_NOTE_S = 10.0
 LINGERING_LIMIT_S = 300.0
@@ -47,6 +49,7 @@ class GroupRules:
         self._limits = limits
         self._began = now
         self._exits: list[RankExit] = []
+        self._last_exit: float | None = None
         self._stored: set[int] = set()
         self._all_stored_at: float | None = None
         self._finished = False
@@ -78,6 +81,7 @@ class GroupRules:
     def rank_exited(self, rank: int, code: int, now: float) -> None:
         """Take note that a rank's process ended."""
         stopped = self._kill_at is not None
+        self._last_exit = now
         ended = RankExit(rank, code, now - self._began, stopped)
         self._exits.append(ended)
         # A good code without an outcome is no good end: the program left before the job was done.
@@ -251,6 +255,14 @@ class GroupRules:
                 self._noted.add(key)
                 lines.append(line)
         return lines
+
+    def leftovers_due(self, now: float) -> float | None:
+        """Return for how many seconds what the ranks left behind is still waited for, once that is worth a line."""
+        last_exit = self._last_exit
+        if self.running or last_exit is None or self._kill_at is None or not self._termed:
+            return None
+        left_s = self._kill_at - now
+        return left_s if now >= last_exit + LEFTOVERS_NOTE_S and left_s > 0 else None
 
     def next_due(self) -> float | None:
         """Return when `decide` could answer differently without a new event; None: never."""

@@ -198,6 +198,7 @@ class Outcome:
         lost: Why the value could not be pickled; empty when it could.
         note: A line for the user, such as that `sys.exit(0)` was called; may be empty.
         run_id: Name of the start of the job to which it belongs (`TORCHELASTIC_RUN_ID`).
+        alone: Whether the rank had torch.distributed, but opened no process group with others.
     """
 
     completed: bool
@@ -210,6 +211,7 @@ class Outcome:
     lost: str = ""
     note: str = ""
     run_id: str = ""
+    alone: bool = False
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,8 @@ LAYERS = (
         "_encoded",
         "_program",
         "_tasks",
+        "_process_groups",
+        "_top_level",
         "_sources",
         "_devices",
         "_files",

@@ -12,6 +12,7 @@ from hydra_plugins.hydra_ddp_subprocess_launcher._rules import (
     DUMP_S,
     FAILURE_LINGERS_S,
     LAUNCHER_LOST_GRACE_S,
+    LEFTOVERS_NOTE_S,
     LINGERING_LIMIT_S,
     LINGERING_NOTE_S,
     STILL_RUNNING_NOTE_S,
@@ -556,3 +557,15 @@ def test_a_group_that_never_started() -> None:
     assert played.rules.running == []
     assert (played.report.reason, played.report.exits, played.report.finished) == (StopReason.ORDERED, (), False)
     assert played.rules.concerns_all
+
+
+def test_when_what_is_left_behind_is_worth_a_line() -> None:
+    """Not while ranks run, not before it has had a moment to obey, and not once it is killed."""
+    played = Played(nproc=1)
+    assert played.rules.leftovers_due(BEGAN + 1) is None
+    assert played.end_well(2, 0) is Action.TERMINATE
+    assert played.rules.leftovers_due(BEGAN + 2) is None
+    due = played.rules.leftovers_due(BEGAN + 2 + LEFTOVERS_NOTE_S)
+    assert due == pytest.approx(GRACE_S - LEFTOVERS_NOTE_S)
+    assert played.look(2 + GRACE_S) is Action.KILL
+    assert played.rules.leftovers_due(BEGAN + 2 + GRACE_S) is None
