@@ -41,7 +41,8 @@ def become_subreaper() -> None:
 
 def name_process(name: str) -> None:
     """Set the short name (at most 15 bytes) that `top` and `ps -o comm` show."""
-    _prctl(_PR_SET_NAME, name.encode())
+    with contextlib.suppress(OSError):
+        _prctl(_PR_SET_NAME, name.encode())
 
 
 def signal_at_parents_end(parent: int, number: int) -> None:

@@ -80,6 +80,7 @@ LAYERS = (
         "_log_files",
         "_outcome",
         "_failures",
+        "_callbacks",
     ),
     ("_entry", "_results", "_part", "_report", "_summary", "_board", "_rank", "_resume", "_unnoted", "_books"),
     ("_setup", "_prepare", "_plan", "_describe", "_debug", "_job_return"),

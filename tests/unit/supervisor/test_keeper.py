@@ -211,7 +211,7 @@ def test_a_failed_rank_that_cleans_up(start: Callable[..., Job], tmp_path: Path)
         "n=0; while [ $n -lt 50 ]; do sleep 0.05; n=$((n + 1)); done; echo > clean; exit 1"
     )
     report = report_of(start(script, limits=Limits(grace_period_s=20)))
-    assert (report.reason, report.cause) == (StopReason.FAILURE_LINGERS, 1)
+    assert (report.reason, report.cause) == (StopReason.RANK_FAILED, 1)
     assert codes(report) == {0: -15, 1: 1}
     assert (tmp_path / "clean").exists() and not (tmp_path / "disturbed").exists()
 
