@@ -32,12 +32,14 @@ class ProgramEntry:
         flags: Config flags of the sweep's command line that a rank needs, too.
         config_name: The flag that names the primary config; empty: there was none.
         task: Which of the program's functions.
+        start: How this process was started, for the interpreter and its flags.
     """
 
     program: _program.Program
     flags: tuple[str, ...]
     config_name: tuple[str, ...]
     task: TaskId
+    start: _program.ProcessStart
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,9 @@ def find_entry(chosen: Entry, task_function: TaskFunction) -> ProgramEntry | Fun
         task_function: What a job calls.
 
     Raises:
-        StartError: when the program cannot be run again, or the function cannot be pickled.
+        StartError: when the program cannot be run again as a rank, or the function cannot be pickled.
     """
-    start = process_start()
+    start = _process_start(task_function)
     reason = _program.missing_program_reason(
         start,
         # The variable alone says only that some process above this one is a test.
@@ -77,34 +79,36 @@ def find_entry(chosen: Entry, task_function: TaskFunction) -> ProgramEntry | Fun
     if chosen is Entry.function or reason is not None:
         _check_picklable(task_function, reason or "hydra.launcher.entry=function")
         return FunctionEntry(start)
+    _program.refuse_additions(start, get_args_parser())
     flags = _program.config_flags(start.argv[1:], get_args_parser())
     config_name = _program.config_name_flag(start.argv[1:], get_args_parser())
     task = _tasks.identify(task_function, _tasks.LAUNCHER_SWEEPS)
-    return ProgramEntry(_program.find_program(start), tuple(flags), tuple(config_name), task)
+    return ProgramEntry(_program.find_program(start), tuple(flags), tuple(config_name), task, start)
 
 
-def typed_command(program: _program.Program) -> tuple[str, ...]:
+def typed_command(entry: ProgramEntry) -> tuple[str, ...]:
     """Return the command of the program of this process as a person types it."""
-    start = process_start()
-    found = shutil.which(start.orig_argv[0])
-    return _program.typed_command(start, found and os.path.abspath(found), program)
+    found = shutil.which(entry.start.orig_argv[0])
+    return _program.typed_command(entry.start, found and os.path.abspath(found), entry.program)
 
 
-def process_start() -> _program.ProcessStart:
+def _process_start(task_function: TaskFunction) -> _program.ProcessStart:
     """Return how this process was started."""
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
+    # A tool such as cProfile runs the program in a namespace of its own, and is itself in `sys.modules`.
+    main = _pickling.program_namespace(task_function)
+    spec = main.get("__spec__")
     return _program.ProcessStart(
         executable=sys.executable,
         # multiprocessing and test.support use it, too: the one list of flags that is kept up with Python.
         interpreter_flags=(*subprocess._args_from_interpreter_flags(), *_pycache_flag()),  # type: ignore[attr-defined]
         orig_argv=tuple(sys.orig_argv),
         argv=tuple(sys.argv),
-        main_file=getattr(main, "__file__", None),
+        main_file=main.get("__file__"),
         spec_name=getattr(spec, "name", None),
         spec_origin=getattr(spec, "origin", None),
         sys_path=tuple(sys.path),
         cwd=os.getcwd(),
+        main_has_task=main is getattr(task_function, "__globals__", None),
     )
 
 
@@ -145,7 +149,8 @@ def function_body(task_function: TaskFunction, context: HydraContext) -> dict[st
     return {
         # The callbacks travel on their own, as for a program.
         "task_function": _pickling.dumps((task_function, replace(context, callbacks=Callbacks())), None),
-        "singletons": _pickling.dumps(Singleton.get_state(), None),
+        # The resolvers, which are the rest of the state, travel on their own, too.
+        "singletons": _pickling.dumps({"instances": Singleton.get_state()["instances"]}, None),
     }
 
 

@@ -7,7 +7,7 @@ torchrun's documentation, as of torch 2.13.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -176,13 +176,23 @@ def locked_for_this_rank(environ: Mapping[str, str]) -> frozenset[str]:
     return frozenset(map(unquote, environ.get(_LOCKED, "").split()))
 
 
-def refuse_as_rank(environ: Mapping[str, str]) -> None:
+def refuse_as_rank(environ: Mapping[str, str], orig_argv: Sequence[str] = ()) -> None:
     """Refuse to launch from a process that is itself one of several.
+
+    Args:
+        environ: Its variables.
+        orig_argv: Its command line.
 
     Raises:
         StartError: naming the variables that tell, and how to start instead.
     """
     variables = [name for name in (PAYLOAD_DIGEST, JOB_NUM) if name in environ]
+    if variables and "ddp_rank" in orig_argv:
+        raise StartError(
+            "This process is a rank of a job, and its program sweeps again: it has replaced sys.argv, which had the "
+            "rank's own command, or calls hydra.main within the job. Let it add to sys.argv instead, or set "
+            "hydra.launcher.entry=function to hand the job function to the ranks by pickle."
+        )
     if variables:
         raise StartError(
             f"{variables[0]} is set: this process is a rank of a job, or was started by one, and launching from "

@@ -17,6 +17,7 @@ from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
 
 from ._errors import FreezeError
+from ._resolvers import is_cached
 
 _log = logging.getLogger(__name__)
 _RESOLVER_NAME = re.compile(r"\$\{\s*([A-Za-z_][\w.]*)\s*:")
@@ -146,20 +147,12 @@ def fill_caches(config: DictConfig) -> None:
 
     Else `${now:…}` and a user's cached random value would differ between the ranks of a job.
     """
-    cached = {name for name, resolver in BaseContainer._resolvers.items() if _caches(resolver)}
+    cached = {name for name, resolver in BaseContainer._resolvers.items() if is_cached(resolver)}
     for _, parent, key, node in _nodes(config):
         if node._is_interpolation() and cached.intersection(_RESOLVER_NAME.findall(node._value())):
             # What cannot be resolved here fails where the job uses it, or is never used.
             with contextlib.suppress(Exception):
                 parent[key]
-
-
-def _caches(resolver: Callable[..., Any]) -> bool:
-    # OmegaConf keeps `use_cache` in a closure only. Its legacy resolvers have none and always cache.
-    names = resolver.__code__.co_freevars
-    if "use_cache" not in names:
-        return True
-    return bool(resolver.__closure__[names.index("use_cache")].cell_contents)  # type: ignore[index]
 
 
 def _resolved_env_set(config: DictConfig) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 from . import _freeze, _pickling
 from ._entry import FunctionEntry, ProgramEntry, function_body
 from ._errors import FreezeError
+from ._log_files import sweep_logging
 from ._records import JobRecord
+from ._resolvers import carry_resolvers
 from ._schedule import JobSize
 from ._settings import read_size
 from ._setup import Sweep
@@ -125,6 +128,7 @@ def plan_job(sweep: Sweep, number: int, overrides: Sequence[str], config: DictCo
         sys_path=sweep.entry.start.sys_path if isinstance(sweep.entry, FunctionEntry) else (),
         check_config=sweep.settings.check_config is not None,
         body=_body(sweep, config),
+        argv=tuple(sys.argv),
     )
     nnodes = sweep.settings.nnodes
     # Now, where it costs no time between two jobs.
@@ -149,7 +153,13 @@ def _refuse_other_launcher(sweep_config: DictConfig, config: DictConfig) -> None
 
 def _body(sweep: Sweep, config: DictConfig) -> bytes:
     main = sweep.main
-    content: dict[str, object] = {"config": config, "callbacks": _callbacks(sweep)}
+    without_program = isinstance(sweep.entry, FunctionEntry)
+    content: dict[str, object] = {
+        "config": config,
+        "callbacks": _callbacks(sweep),
+        "resolvers": carry_resolvers(lambda value: _pickling.dumps(value, main), without_program=without_program),
+        "logging": sweep_logging(sweep.config),
+    }
     if isinstance(sweep.entry, FunctionEntry):
         content |= function_body(sweep.task_function, sweep.context)
     try:

@@ -17,7 +17,7 @@ from . import _environment, _freeze, _machine
 from ._books import Books, open_books, read_books
 from ._cluster import Cluster, read_cluster
 from ._devices import DeviceGate, find_devices, name_devices
-from ._entry import FunctionEntry, ProgramEntry, find_entry, process_start, rank_command, typed_command
+from ._entry import FunctionEntry, ProgramEntry, find_entry, rank_command, typed_command
 from ._errors import OptionError, StartError
 from ._files import SweepPaths
 from ._footprint import Footprint
@@ -117,7 +117,7 @@ def _read_options(config: DictConfig, executor: str | None) -> tuple[LaunchSetti
     named = {str(name): value for name, value in options.items()}
     settings, cluster = (read_settings(named), None) if executor is None else read_cluster(named, executor)
     if not settings.allow_nested:
-        _environment.refuse_as_rank(os.environ)
+        _environment.refuse_as_rank(os.environ, sys.orig_argv)
         _refuse_open_group()
     ignored = _environment.ignored_rendezvous(os.environ)
     if ignored:
@@ -193,7 +193,7 @@ def _preload(settings: LaunchSettings, entry: ProgramEntry | FunctionEntry) -> P
         if holds:
             _log.warning("hydra.launcher.preload has no effect: %s", reason)
             return None
-    start = process_start()
+    start = entry.start
     interpreter = (start.executable, *start.interpreter_flags)
     argv, cwd = rank_command(entry, (), "", ())
     program = argv[len(interpreter) :]
@@ -234,7 +234,7 @@ def _show_at_the_end(summary: Summary, ledger: Ledger) -> None:
 def _summary(entry: ProgramEntry | FunctionEntry, config: DictConfig, sweep_dir: str, nnodes: int) -> Summary:
     command: tuple[str, ...] = ()
     if isinstance(entry, ProgramEntry):
-        command = (*typed_command(entry.program), *entry.flags, *entry.config_name, "-m")
+        command = (*typed_command(entry), *entry.flags, *entry.config_name, "-m", *entry.program.overrides)
     hydra, task = (OmegaConf.to_container(one) for one in (config.hydra.overrides.hydra, config.hydra.overrides.task))
     assert isinstance(hydra, list) and isinstance(task, list)
     return Summary(command, tuple(hydra), tuple(task), sweep_dir, is_basic(config), has_one_batch(config), nnodes)

@@ -6,20 +6,23 @@ It must not import what only the launching process needs.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import FrameType
 from typing import Any, NoReturn
 
 from hydra._internal.callbacks import Callbacks
 from hydra.core.utils import JobRuntime, run_job, setup_globals
 from hydra.types import HydraContext, RunMode, TaskFunction
+from hydra.version import base_at_least
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from . import _callbacks, _encoded, _files, _freeze, _outcome, _pickling, _signals, _tasks
+from . import _callbacks, _encoded, _files, _freeze, _log_files, _outcome, _pickling, _resolvers, _signals, _tasks
 from ._environment import JOB_NUM, PAYLOAD_DIGEST, RANK_PROCESS
 from ._errors import LauncherError, StartError
 from ._process_groups import GroupWatch
@@ -112,6 +115,7 @@ class _Rank:
         _freeze.freeze(config, int(os.environ[JOB_NUM]), run_dir)
         os.makedirs(self._paths.folder, exist_ok=True)
         main = _pickling.program_namespace(task_function)
+        body = {"config": config, "callbacks": None, "resolvers": {}, "logging": _log_files.sweep_logging(config)}
         self._payload = Payload(
             overrides=overrides,
             run_dir=run_dir,
@@ -120,7 +124,7 @@ class _Rank:
             sys_path=(),
             # Nobody is there to compare it with the others'.
             check_config=False,
-            body=_pickling.dumps({"config": config, "callbacks": None}, main),
+            body=_pickling.dumps(body, main),
         )
 
     def load_payload(self) -> Payload:
@@ -212,52 +216,55 @@ class _Rank:
     ) -> tuple[Outcome, int]:
         payload = self._payload
         assert payload is not None
+        if payload.argv:
+            # Before anything of the user's that is loaded now.
+            sys.argv[:] = payload.argv
+        if main is not None and _config_name_of_main() == "ddp_rank":
+            raise StartError(
+                "The program reads --config-name from its command line itself, where a rank has the config of the "
+                "launcher. Set hydra.launcher.entry=function to hand the job function to the ranks by pickle, or leave "
+                "--config-name to Hydra, whose HydraConfig.get().job.config_name has it inside the function."
+            )
         body = _pickling.loads(payload.body)
         config = body["config"]
         if payload.job_id is not None:
             _freeze.set_job_id(config, JOB_ID_TOKEN, payload.job_id, payload.run_dir)
         if task_function is None or hydra_context is None:
             task_function, hydra_context = _restore_hydra(body)
-        hydra_context.callbacks = self._callbacks(config, body["callbacks"], main)
+        _import_callbacks(config)
+        _resolvers.restore_resolvers(body["resolvers"], lambda value: _pickling.dumps(value, main), _pickling.loads)
         JobRuntime.instance().set("name", payload.task_name)
-        if self._rank > 0:
-            self._keep_files_apart(config)
-        if payload.check_config:
-            self._write_resolved_config(config)
-        try:
-            job_return = run_job(
-                hydra_context=hydra_context,
-                task_function=task_function,
-                config=config,
-                job_dir_key="hydra.runtime.output_dir",
-                job_subdir_key=None,
-            )
-        except SystemExit as stop:
-            return _outcome.after_exit(stop)
+        with contextlib.ExitStack() as stack:
+            if self._rank == 0:
+                hydra_context.callbacks = self._callbacks(config, body["callbacks"], main)
+                _log_as_sweep(body["logging"], hydra_context, _log_files.appended)
+            else:
+                own_files = _log_files.OwnFiles(self._paths.folder, self._rank)
+                _log_as_sweep(body["logging"], hydra_context, own_files)
+                _keep_files_apart(config, own_files)
+                stack.enter_context(_log_files.redirected(own_files))
+                hydra_context.callbacks = _WhenLogIsSetUp(stack.close)
+            if payload.check_config:
+                self._write_resolved_config(config)
+            try:
+                job_return = run_job(
+                    hydra_context=hydra_context,
+                    task_function=task_function,
+                    config=config,
+                    job_dir_key="hydra.runtime.output_dir",
+                    job_subdir_key=None,
+                )
+            except SystemExit as stop:
+                return _outcome.after_exit(stop)
         return _outcome.outcome_of(job_return, main, with_value=self._rank == 0)
 
     def _callbacks(self, config: DictConfig, pickled: bytes | None, main: Mapping[str, Any] | None) -> Callbacks:
-        """Return the sweep's callbacks in rank 0, so that each fires once a job; none in the others."""
-        if self._rank > 0:
-            return Callbacks()
+        """Return the sweep's callbacks for rank 0, so that each fires once a job."""
         callbacks = Callbacks(config) if pickled is None else _pickling.loads(pickled)
         assert isinstance(callbacks, Callbacks)
         restarts, most = (os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RESTART_COUNT", "MAX_RESTARTS"))
         can_restart = int(restarts) < int(most)
         return _callbacks.RankCallbacks(callbacks, self._paths, main, can_restart=can_restart)
-
-    def _keep_files_apart(self, config: DictConfig) -> None:
-        """Let rank 0 alone write Hydra's files; what this rank logs goes beside its output."""
-        with _freeze.hydra_config(config):
-            handlers = OmegaConf.select(config, "hydra.job_logging.handlers") or {}
-            names = {name: handler.get("filename") for name, handler in handlers.items()}
-        # Hydra has made its node read-only by now.
-        with read_write(config.hydra), open_dict(config.hydra):
-            config.hydra.output_subdir = None
-            for name, filename in names.items():
-                if filename is not None:
-                    own = os.path.join(self._paths.folder, f"rank_{self._rank}.{os.path.basename(str(filename))}")
-                    config.hydra.job_logging.handlers[name].filename = _freeze.escape_interpolations(own)
 
     def _write_resolved_config(self, config: DictConfig) -> None:
         with _freeze.hydra_config(config):
@@ -274,15 +281,84 @@ class _Rank:
         _files.write_text(self._paths.error(self._rank), json.dumps({"message": message}))
 
 
+class _WhenLogIsSetUp(Callbacks):
+    """The callbacks of a rank > 0, which has none of the sweep's: an action between Hydra's logging and the job."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        super().__init__()
+        self._action = action
+
+    def on_job_start(self, config: DictConfig, **options: Any) -> None:
+        """Is called by `run_job`."""
+        self._action()
+
+
+def _config_name_of_main() -> str | None:
+    """Return what the program has given to `hydra.main` as `config_name`."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "decorated_main":
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals.get("config_name")
+
+
+def _import_callbacks(config: DictConfig) -> None:
+    """Import the modules of the callbacks, which may register what the config needs."""
+    with _freeze.hydra_config(config):
+        callbacks = OmegaConf.select(config, "hydra.callbacks") or {}
+        for name in callbacks:
+            try:
+                _import_module_of(str(callbacks[name]._target_))
+            except Exception as error:  # noqa: BLE001  (a module may raise anything; rank 0 fails of it below)
+                sys.stderr.write(f"hydra.callbacks.{name}: {type(error).__name__}: {error}\n")
+
+
+def _import_module_of(target: str) -> None:
+    module, _, _ = target.rpartition(".")
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError:
+        # A class within a class.
+        if "." not in module or module.rpartition(".")[0] not in sys.modules:
+            raise
+
+
+def _log_as_sweep(
+    logging: Mapping[str, Any], context: HydraContext, where: Callable[[str, str], tuple[str, str]]
+) -> None:
+    """Set up logging as it was in the launching process, of which the job's own leaves what it does not set."""
+    settings = OmegaConf.create(dict(logging))
+    try:
+        with _log_files.redirected(where):
+            _log_files.log_as_sweep(settings.hydra_logging, settings.verbose, context)
+    except Exception as error:  # noqa: BLE001  (a handler may raise anything, such as for what is there only once)
+        sys.stderr.write(f"hydra.hydra_logging cannot be set up in a rank: {type(error).__name__}: {error}\n")
+
+
+def _keep_files_apart(config: DictConfig, own_files: _log_files.OwnFiles) -> None:
+    """Let rank 0 alone write Hydra's files, and let the config name those that this rank logs to."""
+    with _freeze.hydra_config(config):
+        handlers = OmegaConf.select(config, "hydra.job_logging.handlers") or {}
+        names = {name: handler.get("filename") for name, handler in handlers.items() if handler is not None}
+        # It is resolved against the directory of the job.
+        chdir = config.hydra.job.chdir
+        folder = config.hydra.runtime.output_dir if chdir or (chdir is None and not base_at_least("1.2")) else ""
+    # Hydra has made its node read-only by now.
+    with read_write(config.hydra), open_dict(config.hydra):
+        config.hydra.output_subdir = None
+        for name, filename in names.items():
+            if filename is not None:
+                own, _ = own_files(os.path.abspath(os.path.join(folder, str(filename))), "a")
+                config.hydra.job_logging.handlers[name].filename = _freeze.escape_interpolations(own)
+
+
 def _restore_hydra(body: Mapping[str, Any]) -> tuple[TaskFunction, HydraContext]:
     """Make this process look to the job like the one that launched it."""
     from hydra.core.singleton import Singleton
 
-    # Both before the state is set: loading imports the user's modules, which may register resolvers that it has.
     function, context = _pickling.loads(body["task_function"])
     singletons = _pickling.loads(body["singletons"])
     setup_globals()
-    Singleton.set_state(singletons)
+    Singleton.set_state({**Singleton.get_state(), **singletons})
     return function, context
 
 

@@ -225,8 +225,10 @@ class Payload:
         task_name: Hydra's name of the job function (`hydra.job.name` unless the user set it).
         sys_path: The launching process's `sys.path`, for a rank without a program; else empty.
         check_config: Whether the rank writes its resolved config for comparison.
-        body: Pickled dict: `config`, `callbacks`, and without a program `task_function` and `singletons`.
+        body: Pickled dict: `config`, `callbacks`, `resolvers`, `logging`, and without a program `task_function` and
+            `singletons`.
         job_id: What `hydra.job.id` shall be, where that was not known yet when the config was frozen; else None.
+        argv: The launching process's `sys.argv`; empty: not known.
     """
 
     overrides: tuple[str, ...]
@@ -237,3 +239,4 @@ class Payload:
     check_config: bool
     body: bytes
     job_id: str | None = None
+    argv: tuple[str, ...] = ()

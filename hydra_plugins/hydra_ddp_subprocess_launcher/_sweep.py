@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from hydra.core.utils import JobReturn, configure_log, setup_globals
+from hydra.core.utils import JobReturn, setup_globals
 from omegaconf import DictConfig, OmegaConf
 
 from ._debug import debug_session
@@ -14,6 +14,7 @@ from ._dry_submission import show_submission
 from ._follower import Follower
 from ._gathering import why_it_ends
 from ._jobs import Batch
+from ._log_files import log_as_sweep
 from ._setup import Sweep
 from ._signals import InsistedError
 from ._submitted import SubmittedBatch
@@ -33,7 +34,7 @@ def run_sweep(sweep: Sweep, job_overrides: list[list[str]], initial_job_idx: int
     """
     sweep.spool.stop()
     setup_globals()
-    _configure_log(sweep)
+    log_as_sweep(sweep.config.hydra.hydra_logging, sweep.config.hydra.verbose, sweep.context)
     try:
         if sweep.footprint is not None:
             show = show_batch if sweep.cluster is None else show_submission
@@ -57,12 +58,6 @@ def run_sweep(sweep: Sweep, job_overrides: list[list[str]], initial_job_idx: int
     finally:
         sweep.spool.clear()
         sweep.spool.record()
-
-
-def _configure_log(sweep: Sweep) -> None:
-    whitelist = getattr(sweep.context, "execution_whitelist", None)
-    extra = {} if whitelist is None else {"execution_whitelist": whitelist}
-    configure_log(sweep.config.hydra.hydra_logging, sweep.config.hydra.verbose, **extra)
 
 
 def _make_sweep_dir(config: DictConfig) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
+# For what it finds registered now, before there are callbacks.
+from . import _resolvers  # noqa: F401
 from ._choices import Entry, OnCodeChange, OnConfigDifference, OnInterrupt, Resume, ShowProgress
 
 

@@ -1,7 +1,10 @@
-"""The plugin that a rank meets instead of a sweeper."""
+"""The plugins that a rank meets: one in place of a sweeper, and one that keeps its command as the launcher made it."""
 
+import sys
 from typing import Any
 
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
@@ -32,3 +35,29 @@ class DDPRankSweeper(Sweeper):
 
         assert self._hydra_context is not None and self._task_function is not None
         _rank.run_program_rank(self._run_dir, self._overrides, self._recipe, self._task_function, self._hydra_context)
+
+
+class DDPRankCommand(SearchPathPlugin):
+    """Leave to a rank the overrides of its own command alone.
+
+    A program that adds overrides to `sys.argv` adds them in its ranks, too. They are in the frozen config already, and
+    mean nothing to the config with which a rank starts.
+    """
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Leave the search path as it is. This is the one place between Hydra's parsing and its first compose."""
+        own = _overrides_of_rank(sys.orig_argv)
+        frame = sys._getframe() if own else None
+        while frame is not None:
+            args = frame.f_locals.get("args") if frame.f_code.co_name == "_run_hydra" else None
+            if args is not None and args.config_name == "ddp_rank":
+                args.overrides[:] = own
+            frame = frame.f_back
+
+
+def _overrides_of_rank(argv: list[str]) -> list[str]:
+    """Return what the command of a rank says to Hydra; empty: it is no rank's."""
+    for place, argument in enumerate(argv):
+        if argument.startswith("hydra.sweeper.run_dir=") and "ddp_rank" in argv[:place]:
+            return argv[place:]
+    return []

@@ -69,7 +69,19 @@ LAYERS = (
     ("_forked", "_preloader", "_preload"),
     # One node's groups of a job.
     ("_running", "_hub", "_nodes", "_gathering", "_node"),
-    ("config", "_settings", "_cluster", "_submitit", "_freeze", "_spool", "_outcome", "_failures", "_callbacks"),
+    (
+        "_resolvers",
+        "config",
+        "_settings",
+        "_cluster",
+        "_submitit",
+        "_freeze",
+        "_spool",
+        "_log_files",
+        "_outcome",
+        "_failures",
+        "_callbacks",
+    ),
     ("_entry", "_results", "_part", "_report", "_summary", "_board", "_rank", "_resume", "_unnoted", "_books"),
     ("_setup", "_prepare", "_plan", "_describe", "_debug", "_job_return"),
     ("_line", "_restarts", "_progress"),
@@ -164,7 +176,7 @@ def test_the_scan_is_cheap_and_imports_nothing_heavy() -> None:
     runs = [json.loads(subprocess.check_output([sys.executable, "-c", code])) for _ in range(5)]
     assert min(cost for cost, _, _ in runs) < 0.35
     assert runs[0][1] == []
-    assert set(runs[0][2]) == {*SCANNED - {"__init__"}, "_choices"}
+    assert set(runs[0][2]) == {*SCANNED - {"__init__"}, "_choices", "_resolvers"}
 
 
 def test_a_sweep_without_a_board_does_not_load_rich() -> None:

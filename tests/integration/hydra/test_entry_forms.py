@@ -117,10 +117,15 @@ class Program:
         return sorted((note["who"], note["job"], note["rank"], note["cfg"]["x"]) for note in self.notes("body"))
 
     def assert_one_job_on_two_ranks(self, ran: Ran, after: int = 1) -> None:
-        """Each rank ran the body once, and what comes after `main()` ran in the launching process alone."""
+        """Each rank ran the body once, and what comes after `main()` ran in the launching process alone.
+
+        Inside the function `sys.argv` is the launching process's.
+        """
         assert ran.returncode == 0, ran.output
         assert self.bodies() == [("main", 0, "0", 1), ("main", 0, "1", 1)], ran.output
         assert [note["rank"] for note in self.notes("after")] == [None] * after
+        for launching in self.notes("after"):
+            assert [note["argv"] for note in self.notes("body")] == [launching["argv"]] * 2
         assert {note["executable"] for note in self.notes("body")} == {sys.executable}
 
 
@@ -274,14 +279,21 @@ def test_coverage_of_a_module(program: Program) -> None:
     program.assert_one_job_on_two_ranks(program.python("-m", "coverage", "run", "-m", "pkg.app"))
 
 
-def test_a_tool_that_hides_the_module_is_one_clear_error(program: Program) -> None:
-    """`cProfile -m pkg.app` leaves no trace of how to run the module again, which is said before any job."""
+def test_a_profiler_of_a_module(program: Program) -> None:
+    """`cProfile -m pkg.app` runs the user's module in every rank."""
     write_package(program)
-    ran = program.python("-m", "cProfile", "-o", "profile.out", "-m", "pkg.app")
-    # cProfile itself ends with 0 whatever the program's exit code was.
-    assert "cannot be run again" in ran.output
-    assert "Traceback" not in ran.stderr
-    assert program.notes("body") == []
+    program.assert_one_job_on_two_ranks(program.python("-m", "cProfile", "-o", "profile.out", "-m", "pkg.app"))
+
+
+@pytest.mark.parametrize("how", [["app.py"], ["-m", "app"]], ids=["script", "module"])
+def test_a_program_with_commands(program: Program, how: list[str]) -> None:
+    """A program that takes a command, and writes what it likes into `sys.argv[0]`, is still found."""
+    take = "command = sys.argv.pop(1)\nsys.argv[0] = 'group/' + command\nassert command == 'train', command\n"
+    program.write("app.py", FACTS + take + MAIN + RUN)
+    # A folder of that name is no program.
+    (program.runner.cwd / "group" / "train").mkdir(parents=True)
+    program.assert_one_job_on_two_ranks(program.python(*how, "train"))
+    assert {note["argv"][0] for note in program.notes("body")} == {"group/train"}
 
 
 # --- several mains, odd mains
@@ -357,12 +369,110 @@ def test_a_hydra_override_added_by_the_script_is_harmless(program: Program) -> N
     assert {note["name"] for note in program.notes("body")} == {"renamed"}
 
 
-def test_any_other_override_added_by_the_script_is_one_clear_error(program: Program) -> None:
-    """An override that the script adds itself would be added once more in the ranks: refused first."""
-    ran = program.python(program.write("app.py", FACTS + "sys.argv.append('+added=5')\n" + MAIN + RUN))
-    assert_one_clear_error(ran, "+added=5")
+def test_any_override_may_be_added_by_the_script(program: Program) -> None:
+    """Overrides that the script adds are the sweep's: its ranks add them as well, to no effect."""
+    added = ["+added=5", "known=7", "~gone", "hydra/sweeper=basic", "hydra.sweeper.max_batch_size=1"]
+    text = FACTS.replace('"top": "${top:}"', '"top": "${top:}", "known": 1, "gone": 1')
+    program.assert_one_job_on_two_ranks(
+        program.python(program.write("app.py", f"{text}\nsys.argv += {added}\n{MAIN}\n{RUN}"))
+    )
+    for note in program.notes("body"):
+        assert note["cfg"] == {"x": 1, "top": "top", "known": 7, "added": 5}
+
+
+def test_arguments_that_are_rewritten_between_two_mains(program: Program, runner: Runner) -> None:
+    """A second sweep has another folder and loses an override of the first: its ranks run what it was given."""
+    mains = "".join(
+        "\n@hydra.main(config_path=None, config_name='facts', **BASE)\n"
+        f"def {who}(cfg):\n    return body(cfg, {who!r})\n"
+        for who in ("first", "second")
+    )
+    run = (
+        "\nif __name__ == '__main__':\n    first()\n"
+        "    sys.argv = [one for one in sys.argv if 'sweep.dir' not in one and 'once' not in one]\n"
+        f"    sys.argv.append('hydra.sweep.dir={runner.cwd}/again')\n    second()\n    note('after')\n"
+    )
+    ran = program.python(program.write("app.py", FACTS + mains + run), overrides=("x=1", "+once=1"))
+    assert ran.returncode == 0, ran.output
+    assert program.bodies() == [(who, 0, rank, 1) for who in ("first", "second") for rank in ("0", "1")]
+    assert {(note["who"], note["cfg"].get("once")) for note in program.notes("body")} == {
+        ("first", 1),
+        ("second", None),
+    }
+
+
+def test_a_flag_added_by_the_script_is_one_clear_error(program: Program) -> None:
+    """What a rank would add to its own command, so that Hydra could not read it, is refused before any job."""
+    added = "sys.argv += ['--config-name', 'facts']\n"
+    ran = program.python(program.write("app.py", FACTS + added + MAIN + RUN))
+    assert_one_clear_error(ran, "entry=function")
     assert program.notes("body") == []
     assert not (program.sweep_dir / "0").exists()
+
+
+@pytest.mark.parametrize("how", ["=", "+="])
+@pytest.mark.parametrize("entry", ["auto", "function"])
+def test_a_whole_command_in_the_script(program: Program, entry: str, how: str) -> None:
+    """A script that replaces its command line, or writes all of it, is told what to set, and that works."""
+    arguments = (*LAUNCH, f"hydra.sweep.dir={program.sweep_dir}", f"hydra.launcher.entry={entry}", "x=1")
+    replace = f"sys.argv[1:] {how} {arguments!r}\n"
+    script = program.write("app.py", PORTABLE_FACTS + replace + MAIN + RUN)
+    ran = program.runner.python(script, env=program.environment)
+    if entry == "function":
+        program.assert_one_job_on_two_ranks(ran)
+    else:
+        assert ran.returncode != 0
+        assert "entry=function" in ran.output
+        assert program.notes("body") == []
+
+
+@pytest.mark.parametrize("entry", ["auto", "function"])
+def test_a_script_that_reads_the_config_name_itself(program: Program, entry: str) -> None:
+    """It would read the launcher's in a rank, so it is told what to set, and that works."""
+    take = (
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--config-name', default='other')\n"
+        "name = parser.parse_known_args()[0].config_name\n"
+    )
+    main = MAIN.replace('"facts"', "name").replace("    return", "    assert name == 'facts'\n    return")
+    script = program.write("app.py", PORTABLE_FACTS + take + main + RUN)
+    ran = program.runner.python(
+        script, "--config-name", "facts", *LAUNCH, f"hydra.launcher.entry={entry}", "x=1", env=program.environment
+    )
+    if entry == "function":
+        program.assert_one_job_on_two_ranks(ran)
+    else:
+        assert ran.returncode != 0
+        assert "entry=function" in ran.output
+        assert program.notes("body") == []
+
+
+CALLBACK = """
+import os, sys
+from pathlib import Path
+
+from hydra.experimental.callback import Callback
+
+AT_TOP = list(sys.argv)
+
+
+class Notes(Callback):
+    def on_job_start(self, config, **kwargs):
+        self.argv = list(sys.argv)
+
+    def on_job_end(self, config, job_return, **kwargs):
+        Path(os.environ["FACTS_DIR"], "callback").write_text(repr((AT_TOP, self.argv, sys.argv)))
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("hydra.launcher.preload=auto",), ("hydra.launcher.entry=function",)])
+def test_the_command_line_inside_the_job(program: Program, options: tuple[str, ...]) -> None:
+    """The function, callbacks and modules that come with the job see the command as it was typed, in any rank."""
+    program.write("notes_callback.py", CALLBACK)
+    callback = "+hydra.callbacks.notes={_target_:notes_callback.Notes}"
+    ran = program.python(program.write("app.py", PORTABLE), overrides=("x=1", callback, *options))
+    program.assert_one_job_on_two_ranks(ran)
+    (after,) = program.notes("after")
+    assert (program.folder / "callback").read_text() == repr((after["argv"],) * 3)
 
 
 # --- Hydra's own flags

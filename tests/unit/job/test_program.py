@@ -42,11 +42,16 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def container(script: str) -> str | None:
+    """Return the name in the spec of a script that is a folder."""
+    return "__main__" if script.startswith("dir") else None
+
+
 @pytest.mark.parametrize("script", ["app.py", "./app.py", "sub/app.py", "dir", "sub/../app.py"])
 def test_a_script(project: Path, script: str) -> None:
     """A script or folder runs again by its absolute path, in the folder where it was started."""
     main_file = os.path.join(project, script, *(["__main__.py"] if script == "dir" else []))
-    start = started(project, script, "-m", "lr=1", main_file=main_file)
+    start = started(project, script, "-m", "lr=1", main_file=main_file, spec_name=container(script))
     path = os.path.join(project, script)
     assert _program.find_program(start) == Program((PYTHON, path), str(project), path)
 
@@ -55,7 +60,8 @@ def test_a_script(project: Path, script: str) -> None:
 def test_a_chdir_does_not_lose_the_script(project: Path, tmp_path_factory: pytest.TempPathFactory, script: str) -> None:
     """A program that changed its directory at import runs again in the one where it was started."""
     main_file = os.path.join(project, script, *(["__main__.py"] if script == "dir" else []))
-    start = started(project, script, main_file=main_file, cwd=str(tmp_path_factory.mktemp("elsewhere")))
+    elsewhere = str(tmp_path_factory.mktemp("elsewhere"))
+    start = started(project, script, main_file=main_file, spec_name=container(script), cwd=elsewhere)
     path = os.path.join(project, script)
     assert _program.find_program(start) == Program((PYTHON, path), str(project), path)
 
@@ -156,6 +162,7 @@ def test_a_module_found_elsewhere(
         project,
         orig_argv=(PYTHON, *flags, "-m", "app"),
         argv=(path,),
+        main_file=path,
         interpreter_flags=flags,
         spec_name="app",
         spec_origin=path,
@@ -192,6 +199,7 @@ def test_a_module_reached_by_a_link(project: Path) -> None:
         project,
         orig_argv=(PYTHON, "-m", "pkg.mod"),
         argv=(str(link / "mod.py"),),
+        main_file=str(link / "mod.py"),
         spec_name="pkg.mod",
         spec_origin=str(project / "pkg" / "mod.py"),
         sys_path=(str(project),),
@@ -225,14 +233,75 @@ def test_arguments_of_the_script(project: Path, typed: tuple[str, ...], argv: tu
 
 
 @pytest.mark.parametrize(
-    "added", ["lr=0.1", "+x=1", "--config-name=other", "hydra.sweeper.n=3", "hydra/sweeper=basic", "hydra.mode=RUN"]
+    "argv0", ["app.py train", "train", "", "dir", "sub/app.py", "/usr/bin/env"], ids=lambda text: text or "nothing"
 )
-def test_an_argument_that_the_script_added(project: Path, added: str) -> None:
-    """What the script would add again, to a rank's command, is refused by name."""
-    start = started(project, "app.py", orig_argv=(PYTHON, "app.py", "lr=1"), argv=("app.py", "lr=1", added))
-    with pytest.raises(StartError, match=r"The program added .* to sys\.argv") as caught:
-        _program.find_program(start)
-    assert repr(added) in str(caught.value)
+@pytest.mark.parametrize("module", [False, True])
+def test_a_program_that_names_itself(project: Path, argv0: str, module: bool) -> None:
+    """What the program writes into `sys.argv[0]` does not matter, be it a path of something else."""
+    path = str(project / "app.py")
+    start = started(
+        project,
+        orig_argv=(PYTHON, *(("-m", "app") if module else ("app.py",)), "train", "lr=1"),
+        argv=(argv0, "lr=1"),
+        main_file=path,
+        spec_name="app" if module else None,
+        spec_origin=path if module else None,
+        main_has_task=True,
+    )
+    program = _program.find_program(start)
+    assert program == Program((PYTHON, *(("-m", "app") if module else (path,)), "train"), str(project), path)
+
+
+@pytest.mark.parametrize(
+    ("typed", "argv", "before", "behind"),
+    [
+        (("task=a", "lr=1"), ("lr=1",), (), ("task=a",)),
+        (("train", "task=a", "~b"), (), ("train",), ("task=a", "~b")),
+        (("--set", "task=a", "lr=1"), ("lr=1",), ("--set", "task=a"), ()),
+    ],
+)
+def test_overrides_that_the_script_takes(
+    project: Path, typed: tuple[str, ...], argv: tuple[str, ...], before: tuple[str, ...], behind: tuple[str, ...]
+) -> None:
+    """What looks like an override stands beside the rank's, as Hydra reads them in one piece."""
+    start = started(project, "app.py", orig_argv=(PYTHON, "app.py", *typed), argv=("app.py", *argv))
+    command = _program.program_command((), _program.find_program(start), (), "/run", ())
+    place = command.index("--config-name")
+    assert command[2:place] == before
+    assert command[place + 2 : -2] == behind
+
+
+@pytest.mark.parametrize(
+    ("typed", "argv"),
+    [
+        (("lr=1",), ("lr=1", "lr=0.1", "+x=1", "db=mysql", "~y")),
+        (("lr=1",), ("lr=1", "hydra.sweeper.n=3", "hydra/sweeper=basic", "hydra.mode=MULTIRUN")),
+        (("lr=1",), ("-m", "lr=1")),
+        (("lr=1",), ("lr=1", "--multirun")),
+        (("lr=1",), ("--config-name=other", "lr=1")),
+        (("lr=1",), ("lr=1", "--config-dir", "conf")),
+        ((), ("lr=1",)),
+        (("--lr", "1"), ("lr=1",)),
+    ],
+)
+def test_arguments_that_the_script_may_add(project: Path, typed: tuple[str, ...], argv: tuple[str, ...]) -> None:
+    """A rank can have what leaves its own command readable for Hydra: overrides above all."""
+    start = started(project, "app.py", orig_argv=(PYTHON, "app.py", *typed), argv=("app.py", *argv))
+    _program.refuse_additions(start, get_args_parser())
+
+
+@pytest.mark.parametrize(
+    "added",
+    [("--config-name", "x"), ("--config-name=x",), ("-cn", "x"), ("-m", "+x=1"), ("-cd", "a", "b=1")],
+)
+def test_arguments_that_the_script_may_not_add(project: Path, added: tuple[str, ...]) -> None:
+    """What would hide a rank's own command is refused by name, with the way out."""
+    for typed in ((), ("lr=1",)):
+        argv = ("app.py", *typed, *added)
+        start = started(project, "app.py", orig_argv=(PYTHON, "app.py", *typed), argv=argv)
+        with pytest.raises(StartError, match="entry=function") as caught:
+            _program.refuse_additions(start, get_args_parser())
+        assert " ".join(added) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -242,15 +311,13 @@ def test_an_argument_that_the_script_added(project: Path, added: str) -> None:
         ({"pytest": True}, "pytest"),
         ({"ipython": True}, "IPython"),
         ({"hydra_main": False}, "not `hydra.main`"),
-        ({"argv": ("-c",)}, "python -c"),
-        ({"argv": ()}, "python -c"),
-        ({"argv": ("",)}, "standard input"),
-        ({"argv": ("-",)}, "standard input"),
+        ({"main_file": None}, "python -c"),
+        ({"main_file": "<stdin>"}, "standard input"),
     ],
 )
 def test_missing_program_reason(tmp_path: Path, changes: dict[str, Any], reason: str | None) -> None:
     """There is a program to run again unless the sweep came from a test, a notebook, a string or a plain call."""
-    start = started(tmp_path, "app.py", argv=changes.pop("argv", ("app.py",)))
+    start = started(tmp_path, "app.py", main_file=changes.pop("main_file", str(tmp_path / "app.py")))
     found = _program.missing_program_reason(start, **{"pytest": False, "ipython": False, "hydra_main": True, **changes})
     assert found is None if reason is None else reason in (found or "")
 
