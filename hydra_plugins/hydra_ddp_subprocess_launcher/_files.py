@@ -68,10 +68,6 @@ class JobPaths:
         """How a rank's part of the job ended, when it failed."""
         return os.path.join(self.folder, f"failure_{rank}.pkl")
 
-    def error(self, rank: int) -> str:
-        """The error of a rank in torchrun's format."""
-        return os.path.join(self.folder, f"error_{rank}.json")
-
     def resolved_config(self, rank: int) -> str:
         """The resolved config of a rank, for `check_config`."""
         return os.path.join(self.folder, f"config_{rank}.json")

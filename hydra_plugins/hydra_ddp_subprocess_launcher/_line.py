@@ -55,9 +55,33 @@ class Line:
         self._unready: int | None = None
         self._refused: dict[str, str] = {}
         self._said: dict[str, str] = {}
+        self._inherited = _environment.scrub(os.environ, _machine.start_environment())
         for number, kept in self._kept.items():
             self._schedule.add(number, self._known_nproc(number, kept))
-        self._sizes = sorted(filter(None, map(self._schedule.nproc, overrides)))
+        self._sizes = self._known_sizes()
+
+    def _known_sizes(self) -> list[int]:
+        return sorted(filter(None, map(self._schedule.nproc, self._overrides)))
+
+    def _look_at_first(self) -> None:
+        """Compose the first job if no number of ranks is known yet: what all jobs share depends on it."""
+        if self._sizes or not self._to_compose:
+            return
+        number = self._to_compose[0]
+        try:
+            nproc = self._put_by(number)
+        except Exception:  # noqa: BLE001  (a config may raise anything; it will again when its turn comes)
+            return
+        self._to_compose.remove(number)
+        if nproc is not None:
+            self._schedule.resize(number, nproc)
+        self._sizes = self._known_sizes()
+
+    def _put_by(self, number: int) -> int | None:
+        """Compose a job, and return its number of ranks; None: it is not known before its turn."""
+        kept = KeptConfig.put_by(compose_job(self._sweep, self._overrides[number]))
+        self._kept[number] = kept
+        return None if kept is None else self._sweep.pool.nproc(read_nproc(kept.nproc_per_node))
 
     def _known_nproc(self, number: int, kept: KeptConfig | None) -> int | None:
         launcher = self._sweep.config.hydra.launcher
@@ -126,11 +150,17 @@ class Line:
                 f"{counted(self.most_jobs, 'job')} run at once. Leave it null, or set "
                 "hydra.launcher.max_parallel_jobs=1."
             )
+        self._look_at_first()
+        return self._with_threads(self.most_ranks)
+
+    def environment_of(self, plan: PlannedJob) -> dict[str, str]:
+        """Return what the ranks of a job start from: fewer threads if it is larger than what was known at first."""
+        at_once = plan.nproc * min(len(self._overrides), self._sweep.pool.most_jobs(plan.nproc))
+        return self._with_threads(max(at_once, self.most_ranks))
+
+    def _with_threads(self, ranks_at_once: int) -> dict[str, str]:
         return _environment.with_omp_threads(
-            _environment.scrub(os.environ, _machine.start_environment()),
-            settings.omp_num_threads,
-            _machine.usable_cores(),
-            self.most_ranks,
+            self._inherited, self._sweep.settings.omp_num_threads, _machine.usable_cores(), ranks_at_once
         )
 
     # Before a job's turn
@@ -164,9 +194,7 @@ class Line:
 
     def _compose(self, number: int) -> None:
         try:
-            kept = KeptConfig.put_by(compose_job(self._sweep, self._overrides[number]))
-            self._kept[number] = kept
-            nproc = None if kept is None else self._sweep.pool.nproc(read_nproc(kept.nproc_per_node))
+            nproc = self._put_by(number)
         except Exception as error:  # noqa: BLE001  (a config may raise anything; it is this job's failure alone)
             self._drop(number, error)
         else:

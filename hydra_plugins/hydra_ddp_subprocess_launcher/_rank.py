@@ -16,10 +16,11 @@ from typing import Any, NoReturn
 
 from hydra._internal.callbacks import Callbacks
 from hydra.core.utils import JobRuntime, run_job, setup_globals
+from hydra.experimental.callback import Callback
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from . import _encoded, _files, _freeze, _outcome, _pickling, _signals, _tasks
+from . import _encoded, _environment, _files, _freeze, _machine, _outcome, _pickling, _signals, _tasks
 from ._environment import JOB_NUM, PAYLOAD_DIGEST
 from ._errors import LauncherError, StartError
 from ._specs import JOB_ID_TOKEN, Outcome, Payload, TaskId
@@ -72,7 +73,9 @@ class _Rank:
 
     def __init__(self, run_dir: str, overrides: str | None, recipe: _encoded.Recipe | None = None) -> None:
         needed = (PAYLOAD_DIGEST,) if recipe is None else (JOB_NUM, "RANK", "TORCHELASTIC_RUN_ID")
-        missing = [name for name in needed if name not in os.environ]
+        # Read once: the program has had its say already, and its function may empty the environment.
+        self._identity = _environment.identity(os.environ, _machine.start_environment())
+        missing = [name for name in needed if name not in self._identity]
         if missing:
             raise StartError(
                 f"{missing[0]} is not set: `ddp_rank` is what the launcher's own ranks run, and not for use by hand "
@@ -82,8 +85,9 @@ class _Rank:
         self._paths = _files.JobPaths(run_dir)
         self._overrides = overrides
         # A payload is the job as the launcher froze it, and has the last word.
-        self._recipe = None if PAYLOAD_DIGEST in os.environ else recipe
-        self._rank = int(os.environ["RANK"])
+        self._recipe = None if PAYLOAD_DIGEST in self._identity else recipe
+        self._rank = int(self._identity["RANK"])
+        self._note = ""
         self._payload: Payload | None = None
 
     def find_task(self) -> TaskId | None:
@@ -108,8 +112,8 @@ class _Rank:
             self._recipe.config_name, [*self._recipe.hydra_overrides, *overrides], RunMode.RUN
         )
         run_dir = self._paths.run_dir
-        _freeze.freeze(config, int(os.environ[JOB_NUM]), run_dir)
-        os.makedirs(self._paths.folder, exist_ok=True)
+        _freeze.freeze(config, int(self._identity[JOB_NUM]), run_dir)
+        os.makedirs(os.path.dirname(self._identity["TORCHELASTIC_ERROR_FILE"]), exist_ok=True)
         main = _pickling.program_namespace(task_function)
         self._payload = Payload(
             overrides=overrides,
@@ -128,7 +132,7 @@ class _Rank:
         Raises:
             LauncherError: when it is missing, damaged, or another job's.
         """
-        payload = _files.read_payload(self._paths, os.environ[PAYLOAD_DIGEST])
+        payload = _files.read_payload(self._paths, self._identity[PAYLOAD_DIGEST])
         if self._overrides is not None and _encoded.decode_overrides(self._overrides) != payload.overrides:
             raise LauncherError(
                 f"{self._paths.payload} belongs to a job with other overrides ({' '.join(payload.overrides)}): "
@@ -171,9 +175,10 @@ class _Rank:
         Raises:
             SystemExit: when it could not be stored.
         """
-        run_id = os.environ["TORCHELASTIC_RUN_ID"]
+        run_id = self._identity["TORCHELASTIC_RUN_ID"]
+        note = "; ".join(filter(None, (self._note, outcome.note)))
         try:
-            _files.write_outcome(self._paths, self._rank, replace(outcome, run_id=run_id))
+            _files.write_outcome(self._paths, self._rank, replace(outcome, run_id=run_id, note=note))
         except OSError as error:
             why = f"its outcome cannot be stored: {error.strerror}: {self._paths.folder}"
             lost = Outcome(completed=False, summary=why, failed_at=time.time(), run_id=run_id)
@@ -197,6 +202,8 @@ class _Rank:
         if task_function is None or hydra_context is None:
             task_function, hydra_context = _restore_hydra(body)
         hydra_context.callbacks = self._callbacks(config, body["callbacks"])
+        # The last one: what callbacks have done before counts, too.
+        hydra_context.callbacks.callbacks.append(_RestoreIdentity(self))
         JobRuntime.instance().set("name", payload.task_name)
         if self._rank > 0:
             self._keep_files_apart(config)
@@ -213,6 +220,16 @@ class _Rank:
         except SystemExit as stop:
             return _outcome.after_exit(stop)
         return _outcome.outcome_of(job_return, main, with_value=self._rank == 0)
+
+    def restore_identity(self) -> None:
+        """Give the launcher's own variables their values back, whoever changed them."""
+        changed = [name for name, value in self._identity.items() if os.environ.get(name) != value]
+        os.environ.update({name: self._identity[name] for name in changed})
+        if changed:
+            self._note = (
+                f"the program or one of its imports had changed {', '.join(changed)}, which the launcher sets: the "
+                "launcher's value was restored before the job's function ran. Leave the variable alone in ranks"
+            )
 
     def _callbacks(self, config: DictConfig, pickled: bytes | None) -> Callbacks:
         """Return the sweep's callbacks in rank 0, so that each fires once a job; none in the others."""
@@ -247,7 +264,18 @@ class _Rank:
             "message": outcome.summary,
             "extraInfo": {"py_callstack": outcome.traceback, "timestamp": str(int(outcome.failed_at or 0))},
         }
-        _files.write_text(self._paths.error(self._rank), json.dumps({"message": message}))
+        _files.write_text(self._identity["TORCHELASTIC_ERROR_FILE"], json.dumps({"message": message}))
+
+
+class _RestoreIdentity(Callback):
+    """Restore a rank's identity at the last moment before its function is called."""
+
+    def __init__(self, rank: _Rank) -> None:
+        self._rank = rank
+
+    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Do so."""
+        self._rank.restore_identity()
 
 
 def _restore_hydra(body: Mapping[str, Any]) -> tuple[TaskFunction, HydraContext]:
