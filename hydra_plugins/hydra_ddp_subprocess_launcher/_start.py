@@ -122,7 +122,7 @@ def group_spec(start: JobStart, base: Mapping[str, str], node: int = 0) -> Group
 
 
 def write_facts(start: JobStart, base: Mapping[str, str], config_yaml: str) -> None:
-    """Write what people, and later runs of the sweep, want to know of a job into its folder, and make its error folders.
+    """Write what people, and later runs of the sweep, want to know of a job into its folder; make those of its errors.
 
     Args:
         start: Its start.

@@ -161,7 +161,7 @@ def test_a_scheduler_names_the_rank_only_inside_a_job_of_its_own(job_id: str) ->
 
 
 def test_the_identity_is_what_the_rank_was_started_with() -> None:
-    """What the program has changed, emptied or added since is not looked at, and what is not the launcher's is left out."""
+    """What the program has changed or removed since does not count; what is not the launcher's is left out."""
     made = group(devices=("4", "6"))
     started = {**group_environment({"PATH": "/bin"}, {}, made), **rank_environments({}, made)[1]}
     found = identity({"RANK": "7", "CUDA_VISIBLE_DEVICES": "0"}, started)
