@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hydra._internal.callbacks import Callbacks
@@ -29,16 +29,24 @@ class RankCallbacks(Callbacks):
         callbacks: The sweep's.
         paths: Files of the job.
         main: Namespace of the program's `__main__`; None: there is no program.
+        before_job: Is called after those of `on_job_start`, directly before the job's function.
         can_restart: Whether the job is started again if it fails.
     """
 
     def __init__(
-        self, callbacks: Callbacks, paths: _files.JobPaths, main: Mapping[str, Any] | None, *, can_restart: bool
+        self,
+        callbacks: Callbacks,
+        paths: _files.JobPaths,
+        main: Mapping[str, Any] | None,
+        before_job: Callable[[], None],
+        *,
+        can_restart: bool,
     ) -> None:
         super().__init__()
         vars(self).update(vars(callbacks))
         self._paths = paths
         self._main = main
+        self._before_job = before_job
         self._can_restart = can_restart
         self._process = os.getpid()
 
@@ -51,6 +59,7 @@ class RankCallbacks(Callbacks):
             # One that cannot be pickled is not lost: the launching process has its own.
             with contextlib.suppress(Exception):
                 _files.write_private(self._paths.callbacks, _pickling.dumps(self.callbacks, self._main))
+        self._before_job()
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         """Call them, unless the job may not be over."""

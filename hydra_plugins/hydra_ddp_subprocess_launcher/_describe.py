@@ -69,7 +69,7 @@ def describe_start(
         max_restarts=sweep.settings.max_restarts,
         devices=place.devices or None,
         device_env_var=sweep.settings.device_env_var,
-        error_files=tuple(map(paths.error, range(job.world_size))),
+        folder=paths.folder,
         payload_digest=payload_digest,
         job_num=job.number,
         sweep_dir=job.frozen.sweep_dir,

@@ -104,7 +104,7 @@ class _Rehearsal:
         self._overrides = overrides
         self._shown: dict[int, _ShownJob] = {}
         self._line = Line(sweep, overrides, self._fail, self._settle)
-        self._base = self._line.base_environment()
+        self._line.base_environment()
         self.summary = self._line.summary
 
     def run(self) -> list[_ShownJob]:
@@ -165,7 +165,8 @@ class _Rehearsal:
 
     def _job_lines(self, plan: PlannedJob, place: Place) -> tuple[str, ...]:
         recipe = self._recipe(plan)
-        facts = job_facts(describe_start(self._sweep, plan, plan.first_attempt, place, recipe), self._base)
+        start = describe_start(self._sweep, plan, plan.first_attempt, place, recipe)
+        facts = job_facts(start, self._line.environment_of(plan))
         commands = [rank_line(facts, rank) for rank in range(plan.world_size)]
         why_not = ""
         if not isinstance(self._sweep.entry, ProgramEntry):

@@ -7,7 +7,7 @@ torchrun's documentation, as of torch 2.13.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -22,26 +22,63 @@ RANK_PROCESS = "HYDRA_DDP_RANK_PROCESS"
 # Names of the devices that are locked for the job, percent-encoded, for a sweep within it.
 _LOCKED = "HYDRA_DDP_LOCKED"
 
-# What each rank has with a value of its own, or of its job's.
-RANK_VARIABLES = (
+# Name of the visible-devices variable, if the launcher gives out devices.
+_DEVICE_ENV_VAR = "HYDRA_DDP_DEVICE_ENV_VAR"
+_RUN_ID = "TORCHELASTIC_RUN_ID"
+
+_TORCHRUN = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
     *("GROUP_RANK", "NODE_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE"),
-    *(PAYLOAD_DIGEST, JOB_NUM, RANK_PROCESS, _LOCKED, "HYDRA_DDP_ATTEMPT", "HYDRA_DDP_SWEEP_DIR"),
 )
+# A scheduler's own names for the same: a rank has them if the scheduler's job id is in its environment, so that code
+# that looks at the id and reads the rank (submitit's JobEnvironment, for one) finds this rank, not a world of one.
+_SLURM = {
+    "rank": ("SLURM_PROCID",),
+    "local_rank": ("SLURM_LOCALID",),
+    "node": ("SLURM_NODEID",),
+    "world_size": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "nproc": ("SLURM_NTASKS_PER_NODE",),
+    "nnodes": ("SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
+}
+_SUBMITIT_LOCAL = {
+    "rank": ("SUBMITIT_LOCAL_GLOBALID",),
+    "local_rank": ("SUBMITIT_LOCAL_LOCALID",),
+    "node": ("SUBMITIT_LOCAL_NODEID",),
+    "world_size": ("SUBMITIT_LOCAL_NTASKS",),
+    "nproc": (),
+    "nnodes": ("SUBMITIT_LOCAL_JOB_NUM_NODES",),
+}
+_SCHEDULERS = {"SLURM_JOB_ID": _SLURM, "SUBMITIT_LOCAL_JOB_ID": _SUBMITIT_LOCAL}
+_SCHEDULERS_OWN = tuple(name for tables in _SCHEDULERS.values() for names in tables.values() for name in names)
+
+# The launcher's own: what each rank has with a value of its own, or of its job's. `hydra.job.env_set` of one is
+# refused, and a program that changes one gets it back before its function runs.
+RANK_VARIABLES = (
+    *_TORCHRUN,
+    *(_RUN_ID, "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE"),
+    *(PAYLOAD_DIGEST, JOB_NUM, RANK_PROCESS, _LOCKED, _DEVICE_ENV_VAR, "HYDRA_DDP_ATTEMPT", "HYDRA_DDP_SWEEP_DIR"),
+    *_SCHEDULERS_OWN,
+)
+# Whatever begins like this is as well.
+_OWN_PREFIXES = ("TORCHELASTIC_", "HYDRA_DDP_")
 # Unless the user has them with other values.
 _DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "PYTHONUNBUFFERED": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 _SCRUBBED = frozenset(
     (
-        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
-        *("GROUP_RANK", "NODE_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *_TORCHRUN,
         *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE"),
         *("SLURM_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_NODES"),
         *("SLURM_STEP_ID", "SLURM_STEPID", "SLURM_TASK_PID", "SLURM_GTIDS"),
+        *("SUBMITIT_LOCAL_GLOBALID", "SUBMITIT_LOCAL_LOCALID", "SUBMITIT_LOCAL_NTASKS", "SUBMITIT_LOCAL_NODEID"),
+        *("OMPI_UNIVERSE_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PALS_RANKID", "PALS_LOCAL_RANKID"),
+        *("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "CROSS_RANK", "CROSS_SIZE"),
     )
 )
-_SCRUBBED_PREFIXES = ("TORCHELASTIC_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "PL_", "HYDRA_DDP_")
+_SCRUBBED_PREFIXES = (
+    *_OWN_PREFIXES,
+    *("PMI_", "PMI2_", "PMIX_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "JSM_NAMESPACE_", "PL_"),
+)
 # Lightning's seed: a user's own choice when it was exported, a left-over when Lightning set it in this process.
 _SEED_VARIABLE = "PL_GLOBAL_SEED"
 
@@ -60,7 +97,7 @@ class GroupEnvironment:
         max_restarts: Restarts the job may have in all.
         devices: Ids of the job's devices; None: leave the visible-devices variable as it is.
         device_env_var: Name of the visible-devices variable.
-        error_files: One path a rank, on whatever node, for torchrun's error file.
+        folder: The job's folder of ours.
         payload_digest: SHA-256 of the payload, hexadecimal; None: there is none.
         job_num: Number of the job.
         sweep_dir: Sweep directory, absolute.
@@ -77,7 +114,7 @@ class GroupEnvironment:
     max_restarts: int
     devices: tuple[str, ...] | None
     device_env_var: str
-    error_files: tuple[str, ...]
+    folder: str
     payload_digest: str | None
     job_num: int
     sweep_dir: str
@@ -88,6 +125,10 @@ class GroupEnvironment:
     def world_size(self) -> int:
         """Number of ranks on all nodes."""
         return self.nnodes * self.nproc
+
+    def error_file(self, rank: int) -> str:
+        """Return the path of a rank's error file: as deep below what is this start's alone as torchrun's."""
+        return os.path.join(self.folder, self.run_id, f"attempt_{self.restart_count}", str(rank), "error.json")
 
 
 def scrub(inherited: Mapping[str, str], at_start: Mapping[str, str] | None) -> dict[str, str]:
@@ -121,14 +162,9 @@ def group_environment(base: Mapping[str, str], env_set: Mapping[str, str], group
         group: What the job's variables are made from.
 
     Raises:
-        StartError: when `env_set` names devices while the launcher gives them out.
+        StartError: when `env_set` has a variable that is the launcher's.
     """
-    if group.devices is not None and group.device_env_var in env_set:
-        raise StartError(
-            f"hydra.job.env_set.{group.device_env_var}={env_set[group.device_env_var]!r} contradicts the launcher, "
-            f"which gives this job the devices {','.join(group.devices)} of its pool (hydra.launcher.devices). "
-            f"Remove the one from hydra.job.env_set, or set hydra.launcher.devices=[]."
-        )
+    refuse_own_variables(env_set, group.device_env_var, group.devices or ())
     environment = common_environment(base, env_set) | {
         "WORLD_SIZE": str(group.world_size),
         "LOCAL_WORLD_SIZE": str(group.nproc),
@@ -137,7 +173,7 @@ def group_environment(base: Mapping[str, str], env_set: Mapping[str, str], group
         "ROLE_WORLD_SIZE": str(group.world_size),
         "MASTER_ADDR": group.master_addr,
         "MASTER_PORT": str(group.master_port),
-        "TORCHELASTIC_RUN_ID": group.run_id,
+        _RUN_ID: group.run_id,
         "TORCHELASTIC_RESTART_COUNT": str(group.restart_count),
         "TORCHELASTIC_MAX_RESTARTS": str(group.max_restarts),
         **({} if group.payload_digest is None else {PAYLOAD_DIGEST: group.payload_digest}),
@@ -146,9 +182,54 @@ def group_environment(base: Mapping[str, str], env_set: Mapping[str, str], group
         "HYDRA_DDP_SWEEP_DIR": group.sweep_dir,
         **({_LOCKED: " ".join(quote(name, safe="") for name in group.locked)} if group.locked else {}),
     }
+    for names in _tables(base):
+        sizes = {"world_size": group.world_size, "nproc": group.nproc, "nnodes": group.nnodes}
+        environment |= {name: str(value) for key, value in sizes.items() for name in names[key]}
     if group.devices is not None:
         environment[group.device_env_var] = ",".join(group.devices)
+        environment[_DEVICE_ENV_VAR] = group.device_env_var
     return environment
+
+
+def _tables(base: Mapping[str, str]) -> list[Mapping[str, tuple[str, ...]]]:
+    return [names for job_id, names in _SCHEDULERS.items() if job_id in base]
+
+
+def refuse_own_variables(env_set: Mapping[str, object], device_env_var: str, devices: Iterable[str]) -> None:
+    """Refuse a config that sets variables of the launcher's own.
+
+    Args:
+        env_set: `hydra.job.env_set`, with `env_copy` merged in as Hydra does.
+        device_env_var: Name of the visible-devices variable.
+        devices: Ids of devices that the launcher gives out; empty: it gives out none, and leaves that variable alone.
+
+    Raises:
+        StartError: naming the first of them, and what to do instead.
+    """
+    pool = ",".join(devices)
+    for name, value in env_set.items():
+        if pool and name == device_env_var:
+            raise StartError(
+                f"hydra.job.env_set.{name}={value!r} contradicts the launcher, which gives out the devices {pool} of "
+                "its pool (hydra.launcher.devices). Remove the variable from hydra.job.env_set and env_copy, or set "
+                "hydra.launcher.devices=[]."
+            )
+        if name in RANK_VARIABLES or name.startswith(_OWN_PREFIXES):
+            option = _OPTIONS.get(name)
+            instead = f" and set hydra.launcher.{option} instead" if option else ""
+            raise StartError(
+                f"hydra.job.env_set.{name}={value!r} contradicts the launcher, which gives every rank its own value "
+                f"of {name}. Remove it from hydra.job.env_set and env_copy{instead}."
+            )
+
+
+_OPTIONS = {
+    "WORLD_SIZE": "nproc_per_node",
+    "LOCAL_WORLD_SIZE": "nproc_per_node",
+    "MASTER_ADDR": "master_addr",
+    "MASTER_PORT": "master_port",
+    "TORCHELASTIC_MAX_RESTARTS": "max_restarts",
+}
 
 
 def common_environment(base: Mapping[str, str], env_set: Mapping[str, str]) -> dict[str, str]:
@@ -156,8 +237,18 @@ def common_environment(base: Mapping[str, str], env_set: Mapping[str, str]) -> d
     return {**_DEFAULTS, **base, **env_set}
 
 
-def rank_environments(group: GroupEnvironment) -> tuple[dict[str, str], ...]:
-    """Return what each rank has of its own, to be laid over the group's: one mapping a rank, on whatever node."""
+def rank_environments(base: Mapping[str, str], group: GroupEnvironment) -> tuple[dict[str, str], ...]:
+    """Return what each rank has of its own, to be laid over the group's: one mapping a rank, on whatever node.
+
+    Args:
+        base: As of `group_environment`.
+        group: Likewise.
+    """
+
+    def scheduler_names(rank: int) -> dict[str, str]:
+        own = {"rank": rank, "local_rank": rank % group.nproc, "node": rank // group.nproc}
+        return {name: str(own[key]) for names in _tables(base) for key in own for name in names[key]}
+
     return tuple(
         {
             "RANK": str(rank),
@@ -165,10 +256,25 @@ def rank_environments(group: GroupEnvironment) -> tuple[dict[str, str], ...]:
             "ROLE_RANK": str(rank),
             "GROUP_RANK": str(rank // group.nproc),
             "NODE_RANK": str(rank // group.nproc),
-            "TORCHELASTIC_ERROR_FILE": group.error_files[rank],
+            "TORCHELASTIC_ERROR_FILE": group.error_file(rank),
+            **scheduler_names(rank),
         }
         for rank in range(group.world_size)
     )
+
+
+def identity(now: Mapping[str, str], at_start: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the launcher's own variables of this rank, as it was started with them.
+
+    Args:
+        now: Its environment, which the program may have changed.
+        at_start: The environment with which it was started; None: that is not known.
+    """
+    # A program that sets its process title may have overwritten the latter.
+    known = at_start is not None and all(name in at_start for name in ("RANK", JOB_NUM, _RUN_ID))
+    started = at_start if known and at_start is not None else now
+    names = (*RANK_VARIABLES, started.get(_DEVICE_ENV_VAR, ""))
+    return {name: started[name] for name in names if name in started}
 
 
 def locked_for_this_rank(environ: Mapping[str, str]) -> frozenset[str]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ._environment import GroupEnvironment
 from ._files import JobPaths, write_private
 from ._port import is_of_spawned, says_taken
 from ._signals import advice_on_exit, describe_end, describe_exit
@@ -55,7 +56,7 @@ class Failure:
     traceback: str = ""
 
 
-def root_cause(report: GroupReport, outcomes: Sequence[Outcome | None], paths: JobPaths) -> Failure | None:
+def root_cause(report: GroupReport, outcomes: Sequence[Outcome | None], group: GroupEnvironment) -> Failure | None:
     """Return the failure that came first; None when the group was ended although no rank had failed.
 
     The first to exit need not be the first to fail: what a failed rank cuts off from its peers can end before it.
@@ -64,7 +65,7 @@ def root_cause(report: GroupReport, outcomes: Sequence[Outcome | None], paths: J
     failures = []
     for rank, outcome in enumerate(outcomes):
         ended = exits.get(rank)
-        error = _error_file(paths, rank)
+        error = _error_file(group.error_file(rank), rank)
         exited_at = report.began_at + ended.after_s if ended is not None else time.time()
         if outcome is not None and not outcome.completed:
             at = outcome.failed_at or exited_at
@@ -114,10 +115,10 @@ def _was_stopped(exits: Mapping[int, RankExit], rank: int) -> bool:
     return rank in exits and exits[rank].stopped
 
 
-def _error_file(paths: JobPaths, rank: int) -> Failure | None:
+def _error_file(path: str, rank: int) -> Failure | None:
     """Read the error that a rank stored in torchrun's format; torch's `record` writes it, too."""
     try:
-        with open(paths.error(rank), encoding="utf-8") as file:
+        with open(path, encoding="utf-8") as file:
             at = os.fstat(file.fileno()).st_mtime
             message = json.load(file)["message"]
         if isinstance(message, str):

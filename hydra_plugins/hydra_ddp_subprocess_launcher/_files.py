@@ -68,10 +68,6 @@ class JobPaths:
         """How a rank's part of the job ended, when it failed."""
         return os.path.join(self.folder, f"failure_{rank}.pkl")
 
-    def error(self, rank: int) -> str:
-        """The error of a rank in torchrun's format."""
-        return os.path.join(self.folder, f"error_{rank}.json")
-
     @property
     def callbacks(self) -> str:
         """Rank 0's callbacks as `on_job_start` left them; empty once it calls `on_job_end`."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import _native, _process
+from . import _machine, _native, _process
 from ._importing import open_descriptors
 from ._keeper import RankForked
 from ._specs import GroupSpec
@@ -144,6 +144,7 @@ def become_rank(start: RankStart, state: FreshState, imports_said: int) -> None:
         os.set_inheritable(held, True)
     variables = {**start.environment, **state.variables}
     _set_environment({name: value for name, value in variables.items() if value is not None})
+    _machine.forked_with(start.environment)
     sys.orig_argv[:] = start.argv
     _forget_missing_folders()
     _process.name_process(os.path.basename(start.argv[0])[:15])

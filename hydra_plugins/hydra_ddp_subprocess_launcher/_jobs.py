@@ -152,7 +152,7 @@ class Batch:
             self._sweep.sources.check(self._sweep.settings.code_changed, bool(self._sweep.settings.preload))
             port = self._sweep.reserve_port()
             place = Place(devices, port)
-            start, spec = write_job(self._sweep, plan, attempt, place, self._base)
+            start, spec = write_job(self._sweep, plan, attempt, place, self._line.environment_of(plan))
             self._tell_nodes(start)
             held = (*self._sweep.held, *self._sweep.gate.descriptors(devices), *self._debugging.descriptors)
             spec, preloader = self._preloader(plan.number, spec)

@@ -56,6 +56,10 @@ class Line:
         self._unready: int | None = None
         self._refused: dict[str, str] = {}
         self._said: dict[str, str] = {}
+        self._inherited = _environment.with_terminal_size(
+            _environment.scrub(os.environ, _machine.start_environment()),
+            None if sweep.settings.debug else _machine.terminal_size(),
+        )
         # As far as they are known.
         self._sizes: list[JobSize] = []
         for number, kept in self._kept.items():
@@ -63,6 +67,27 @@ class Line:
             self._schedule.add(number, None if size is None else size.devices)
             if size is not None:
                 self._sizes.append(size)
+
+    def _look_at_first(self) -> None:
+        """Compose the first job if no size is known yet: what all jobs share depends on it."""
+        if self._sizes or not self._to_compose:
+            return
+        number = self._to_compose[0]
+        try:
+            size = self._put_by(number)
+        except Exception:  # noqa: BLE001  (a config may raise anything; it will again when its turn comes)
+            return
+        self._to_compose.remove(number)
+        if size is not None:
+            self._schedule.resize(number, size.devices)
+            self._sizes.append(size)
+
+    def _put_by(self, number: int) -> JobSize | None:
+        """Compose a job, and return its size; None: it is not known before its turn."""
+        kept = KeptConfig.put_by(compose_job(self._sweep, self._overrides[number]))
+        self._kept[number] = kept
+        # What cannot be resolved is named when it is planned.
+        return None if kept is None or kept.size is None else self._sweep.pool.size(*read_size(*kept.size))
 
     def _known_size(self, number: int, kept: KeptConfig | None) -> JobSize | None:
         launcher = self._sweep.config.hydra.launcher
@@ -146,14 +171,17 @@ class Line:
                 f"{counted(self.most_jobs, 'job')} run at once. Leave it null, or set "
                 "hydra.launcher.max_parallel_jobs=1."
             )
+        self._look_at_first()
+        return self._with_threads(self.most_ranks)
+
+    def environment_of(self, plan: PlannedJob) -> dict[str, str]:
+        """Return what the ranks of a job start from: fewer threads if it is larger than what was known at first."""
+        at_once = plan.size.nproc * min(len(self._overrides), self._sweep.pool.most_jobs(plan.size.devices))
+        return self._with_threads(max(at_once, self.most_ranks))
+
+    def _with_threads(self, ranks_at_once: int) -> dict[str, str]:
         return _environment.with_omp_threads(
-            _environment.with_terminal_size(
-                _environment.scrub(os.environ, _machine.start_environment()),
-                None if settings.debug else _machine.terminal_size(),
-            ),
-            settings.omp_num_threads,
-            _machine.usable_cores(),
-            self.most_ranks,
+            self._inherited, self._sweep.settings.omp_num_threads, _machine.usable_cores(), ranks_at_once
         )
 
     # Before a job's turn
@@ -187,15 +215,12 @@ class Line:
 
     def _compose(self, number: int) -> None:
         try:
-            kept = KeptConfig.put_by(compose_job(self._sweep, self._overrides[number]))
-            self._kept[number] = kept
-            # What cannot be resolved is named when it is planned.
-            known = None if kept is None or kept.size is None else self._sweep.pool.size(*read_size(*kept.size))
+            size = self._put_by(number)
         except Exception as error:  # noqa: BLE001  (a config may raise anything; it is this job's failure alone)
             self._drop(number, error)
         else:
-            if known is not None:
-                self._schedule.resize(number, known.devices)
+            if size is not None:
+                self._schedule.resize(number, size.devices)
 
     def _plan(self, number: int) -> None:
         self._unready = None

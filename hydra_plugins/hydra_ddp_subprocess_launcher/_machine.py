@@ -51,8 +51,19 @@ def _cgroup_cores() -> int | None:
     return None
 
 
+# The environment of a process that is a fork in place of a new interpreter, if it is one.
+_forked_with: list[Mapping[str, str]] = []
+
+
+def forked_with(environment: Mapping[str, str]) -> None:
+    """Take note of the environment that a new interpreter would have been started with."""
+    _forked_with[:] = [dict(environment)]
+
+
 def start_environment() -> Mapping[str, str] | None:
     """Return the environment with which this process was started; None where the system does not tell."""
+    if _forked_with:
+        return _forked_with[0]
     try:
         raw = Path("/proc/self/environ").read_bytes()
     except OSError:

@@ -62,6 +62,11 @@ def prepare_sweep(
     sources = SourceWatch(main_script)
     if cluster is None:
         _check_nodes(settings, config)
+    env_set = OmegaConf.to_container(config.hydra.job.env_set, resolve=False)
+    assert isinstance(env_set, dict)
+    _environment.refuse_own_variables(
+        {str(name): value for name, value in env_set.items()}, settings.device_env_var, pool.devices
+    )
     footprint = _footprint(config, paths.sweep_dir) if settings.dry_run else None
     # What submitit refuses, it refuses for all jobs.
     submitit_executor = make_executor(cluster) if cluster is not None and footprint is None else None

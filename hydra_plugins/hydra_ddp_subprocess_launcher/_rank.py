@@ -22,7 +22,20 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from hydra.version import base_at_least
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from . import _callbacks, _encoded, _files, _freeze, _log_files, _outcome, _pickling, _resolvers, _signals, _tasks
+from . import (
+    _callbacks,
+    _encoded,
+    _environment,
+    _files,
+    _freeze,
+    _log_files,
+    _machine,
+    _outcome,
+    _pickling,
+    _resolvers,
+    _signals,
+    _tasks,
+)
 from ._environment import JOB_NUM, PAYLOAD_DIGEST, RANK_PROCESS
 from ._errors import LauncherError, StartError
 from ._process_groups import GroupWatch
@@ -76,7 +89,9 @@ class _Rank:
 
     def __init__(self, run_dir: str, overrides: str | None, recipe: _encoded.Recipe | None = None) -> None:
         needed = (PAYLOAD_DIGEST,) if recipe is None else (JOB_NUM, "RANK", "TORCHELASTIC_RUN_ID")
-        missing = [name for name in needed if name not in os.environ]
+        # Read once: the program has had its say already, and its function may empty the environment.
+        self._identity = _environment.identity(os.environ, _machine.start_environment())
+        missing = [name for name in needed if name not in self._identity]
         if missing:
             raise StartError(
                 f"{missing[0]} is not set: `ddp_rank` is what the launcher's own ranks run, and not for use by hand "
@@ -86,8 +101,9 @@ class _Rank:
         self._paths = _files.JobPaths(run_dir)
         self._overrides = overrides
         # A payload is the job as the launcher froze it, and has the last word.
-        self._recipe = None if PAYLOAD_DIGEST in os.environ else recipe
-        self._rank = int(os.environ["RANK"])
+        self._recipe = None if PAYLOAD_DIGEST in self._identity else recipe
+        self._rank = int(self._identity["RANK"])
+        self._note = ""
         self._payload: Payload | None = None
 
     def find_task(self) -> TaskId | None:
@@ -112,8 +128,8 @@ class _Rank:
             self._recipe.config_name, [*self._recipe.hydra_overrides, *overrides], RunMode.RUN
         )
         run_dir = self._paths.run_dir
-        _freeze.freeze(config, int(os.environ[JOB_NUM]), run_dir)
-        os.makedirs(self._paths.folder, exist_ok=True)
+        _freeze.freeze(config, int(self._identity[JOB_NUM]), run_dir)
+        os.makedirs(os.path.dirname(self._identity["TORCHELASTIC_ERROR_FILE"]), exist_ok=True)
         main = _pickling.program_namespace(task_function)
         body = {"config": config, "callbacks": None, "resolvers": {}, "logging": _log_files.sweep_logging(config)}
         self._payload = Payload(
@@ -133,7 +149,7 @@ class _Rank:
         Raises:
             LauncherError: when it is missing, damaged, or another job's.
         """
-        payload = _files.read_payload(self._paths, os.environ[PAYLOAD_DIGEST])
+        payload = _files.read_payload(self._paths, self._identity[PAYLOAD_DIGEST])
         if self._overrides is not None and _encoded.decode_overrides(self._overrides) != payload.overrides:
             raise LauncherError(
                 f"{self._paths.payload} belongs to a job with other overrides ({' '.join(payload.overrides)}): "
@@ -197,9 +213,10 @@ class _Rank:
         Raises:
             SystemExit: when it could not be stored.
         """
-        run_id = os.environ["TORCHELASTIC_RUN_ID"]
+        run_id = self._identity["TORCHELASTIC_RUN_ID"]
+        note = "; ".join(filter(None, (self._note, outcome.note)))
         try:
-            _files.write_outcome(self._paths, self._rank, replace(outcome, run_id=run_id))
+            _files.write_outcome(self._paths, self._rank, replace(outcome, run_id=run_id, note=note))
         except OSError as error:
             why = f"its outcome cannot be stored: {error.strerror}: {self._paths.folder}"
             lost = Outcome(completed=False, summary=why, failed_at=time.time(), run_id=run_id)
@@ -243,6 +260,7 @@ class _Rank:
                 _log_as_sweep(body["logging"], hydra_context, own_files)
                 _keep_files_apart(config, own_files)
                 stack.enter_context(_log_files.redirected(own_files))
+                stack.callback(self.restore_identity)
                 hydra_context.callbacks = _WhenLogIsSetUp(stack.close)
             if payload.check_config:
                 self._write_resolved_config(config)
@@ -258,13 +276,25 @@ class _Rank:
                 return _outcome.after_exit(stop)
         return _outcome.outcome_of(job_return, main, with_value=self._rank == 0)
 
+    def restore_identity(self) -> None:
+        """Give the launcher's own variables their values back, whatever changed them."""
+        changed = [name for name, value in self._identity.items() if os.environ.get(name) != value]
+        os.environ.update({name: self._identity[name] for name in changed})
+        if changed:
+            self._note = (
+                f"the program or one of its imports had changed {', '.join(changed)}, which the launcher sets: the "
+                "launcher's value was restored before the job's function ran. Leave the variable alone in ranks"
+            )
+
     def _callbacks(self, config: DictConfig, pickled: bytes | None, main: Mapping[str, Any] | None) -> Callbacks:
         """Return the sweep's callbacks for rank 0, so that each fires once a job."""
         callbacks = Callbacks(config) if pickled is None else _pickling.loads(pickled)
         assert isinstance(callbacks, Callbacks)
-        restarts, most = (os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RESTART_COUNT", "MAX_RESTARTS"))
-        can_restart = int(restarts) < int(most)
-        return _callbacks.RankCallbacks(callbacks, self._paths, main, can_restart=can_restart)
+        restarts, most = (int(self._identity[f"TORCHELASTIC_{name}"]) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
+        # Last, as what callbacks have changed counts, too.
+        return _callbacks.RankCallbacks(
+            callbacks, self._paths, main, self.restore_identity, can_restart=restarts < most
+        )
 
     def _write_resolved_config(self, config: DictConfig) -> None:
         with _freeze.hydra_config(config):
@@ -278,7 +308,7 @@ class _Rank:
             "message": outcome.summary,
             "extraInfo": {"py_callstack": outcome.traceback, "timestamp": str(int(outcome.failed_at or 0))},
         }
-        _files.write_text(self._paths.error(self._rank), json.dumps({"message": message}))
+        _files.write_text(self._identity["TORCHELASTIC_ERROR_FILE"], json.dumps({"message": message}))
 
 
 class _WhenLogIsSetUp(Callbacks):

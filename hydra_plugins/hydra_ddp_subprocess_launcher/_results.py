@@ -9,7 +9,7 @@ from typing import Any
 from . import _pickling
 from ._errors import JobFailedError, RankTraceback
 from ._failures import advice_on, describe, rank_name, root_cause, unusable_folder
-from ._files import JobPaths, read_outcome
+from ._files import read_outcome
 from ._logs import last_lines
 from ._peers import refresh_names
 from ._records import JobRecord
@@ -107,9 +107,9 @@ def judge(report: GroupReport | None, start: JobStart, keeper_code: int | None =
         return failed_before_start(JobFailedError(" ".join(filter(None, (what, advice_on_exit(keeper_code), logs)))))
     outcomes = read_outcomes(start)
     if has_completed(report, outcomes):
-        return replace(_completed(report, outcomes[0]), ungrouped=never_grouped(outcomes))
+        return replace(_completed(report, outcomes), ungrouped=never_grouped(outcomes))
     # The output of a rank that has the terminal is not in its log.
-    return _failed(report, outcomes, start.paths, logged=range(start.terminal, len(outcomes)))
+    return _failed(report, outcomes, start, logged=range(start.terminal, len(outcomes)))
 
 
 def judge_safely(report: GroupReport | None, start: JobStart, keeper_code: int | None = None) -> Verdict:
@@ -150,9 +150,15 @@ def skipped(why: str) -> Verdict:
     return Verdict(completed=False, value=JobFailedError(f"This job was not run: {why}."), cause=why, skipped=True)
 
 
-def _completed(report: GroupReport, outcome: Outcome | None) -> Verdict:
+def _notes(outcomes: Sequence[Outcome | None]) -> list[str]:
+    """Return what ranks note: of several alike, or of one job, the first one's is enough."""
+    return [outcome.note for outcome in outcomes if outcome is not None and outcome.note][:1]
+
+
+def _completed(report: GroupReport, outcomes: Sequence[Outcome | None]) -> Verdict:
+    outcome = outcomes[0]
     assert outcome is not None
-    warnings = [outcome.note] if outcome.note else []
+    warnings = [*_notes(outcomes)]
     for ended in report.exits:
         if ended.code == OUTPUT_LOST and not ended.stopped:
             how = f"ended with {describe_exit(ended.code)}, as its last output could not be written,"
@@ -178,9 +184,10 @@ def value_of(outcome: Outcome) -> tuple[Any, tuple[str, ...]]:
 
 
 def _failed(
-    report: GroupReport, outcomes: Sequence[Outcome | None], paths: JobPaths, logged: Container[int]
+    report: GroupReport, outcomes: Sequence[Outcome | None], start: JobStart, logged: Container[int]
 ) -> Verdict:
-    failure = root_cause(report, outcomes, paths)
+    paths = start.paths
+    failure = root_cause(report, outcomes, start.group)
     rank = failure.rank if failure is not None else None
     what, advice = describe(report, outcomes, failure)
     others = [ended.rank for ended in report.exits if ended.stopped and rank not in (None, ended.rank)]
@@ -197,6 +204,7 @@ def _failed(
         advice = advice_on(failure, "\n".join(lines), len(outcomes)) or advice
     if advice:
         lines.append(advice)
+    lines += [f"Note: {note}." for note in _notes(outcomes)]
     lines.append(f"Log: {paths.log(rank)}" if rank is not None else _SEE_LOG.format(folder=paths.folder))
     block = "\n".join(lines)
     cause = what

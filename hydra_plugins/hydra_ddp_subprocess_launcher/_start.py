@@ -111,7 +111,7 @@ def group_spec(start: JobStart, base: Mapping[str, str], node: int = 0) -> Group
         argv=start.argv,
         cwd=start.cwd,
         environment=group_environment(base, start.env_set, group),
-        rank_environments=rank_environments(group)[ranks.start : ranks.stop],
+        rank_environments=rank_environments(base, group)[ranks.start : ranks.stop],
         log_files=tuple(map(paths.log, ranks)),
         outcome_files=tuple(map(paths.outcome, ranks)),
         failure_files=tuple(map(paths.failure, ranks)),
@@ -124,7 +124,7 @@ def group_spec(start: JobStart, base: Mapping[str, str], node: int = 0) -> Group
 
 
 def write_facts(start: JobStart, base: Mapping[str, str], config_yaml: str) -> None:
-    """Write what people, and later runs of the sweep, want to know of a job into its folder.
+    """Write what people, and later runs of the sweep, want to know of a job into its folder; make those of its errors.
 
     Args:
         start: Its start.
@@ -135,6 +135,9 @@ def write_facts(start: JobStart, base: Mapping[str, str], config_yaml: str) -> N
         OSError: when the folder cannot be written.
         StartError: when the job's environment contradicts its devices.
     """
+    for rank in range(start.group.world_size):
+        # As torchrun does: libraries put files of their own beside it.
+        os.makedirs(os.path.dirname(start.group.error_file(rank)), exist_ok=True)
     write_text(start.paths.facts, json.dumps(job_facts(start, base), indent=2) + "\n")
     write_private(start.paths.config, config_yaml.encode("utf-8", "surrogateescape"))
 
@@ -165,5 +168,5 @@ def job_facts(start: JobStart, base: Mapping[str, str]) -> dict[str, object]:
         "cwd": start.cwd,
         "environment": shown(environment),
         "environment_removed": sorted(name for name in ours if name not in environment),
-        "rank_environments": [shown(own) for own in rank_environments(start.group)],
+        "rank_environments": [shown(own) for own in rank_environments(base, start.group)],
     }

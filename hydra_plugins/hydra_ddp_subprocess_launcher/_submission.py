@@ -45,8 +45,7 @@ class SubmittedJob:
             return text.replace(JOB_ID_TOKEN, job_id)
 
         start = self.start
-        files = tuple(map(settle, start.group.error_files))
-        group = replace(start.group, error_files=files, sweep_dir=settle(start.group.sweep_dir))
+        group = replace(start.group, folder=settle(start.group.folder), sweep_dir=settle(start.group.sweep_dir))
         return replace(
             self,
             start=replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -149,11 +150,11 @@ def test_stale_rank_variables_are_taken_out(runner: Runner) -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     gone = {
-        "SLURM_PROCID": "0",
-        "SLURM_LOCALID": "0",
-        "SLURM_NTASKS": "1",
+        "SLURM_STEP_NUM_TASKS": "1",
         "PMI_RANK": "0",
         "PMIX_RANK": "0",
+        "MV2_COMM_WORLD_RANK": "0",
+        "JSM_NAMESPACE_RANK": "0",
         "OMPI_COMM_WORLD_LOCAL_RANK": "0",
         "PL_SOMETHING": "1",
     }
@@ -205,6 +206,131 @@ def test_the_launching_process_keeps_its_environment(runner: Runner) -> None:
     ran, notes = behave(runner, "x=0,1", "+hydra.job.env_set.FOO=bar", env={"MASTER_PORT": "29500"})
     assert ran.returncode == 0, ran.output
     assert [note["environment_is_as_before"] for note in notes.all("after")] == [True]
+
+
+MEDDLING = """
+import json, os, hydra
+from hydra.experimental.callback import Callback
+
+class Meddler(Callback):
+    def on_job_start(self, config, **kwargs):
+        os.environ["MASTER_ADDR"] = "nowhere.invalid"
+
+FIRST = dict(os.environ)
+NAMES = {names!r}
+if "RANK" in FIRST:
+    os.environ.update(MASTER_PORT="12355", WORLD_SIZE="1", SOME_VISIBLE_DEVICES="a,b,c,d")
+    for name in ("LOCAL_RANK", "RANK", "HYDRA_DDP_PAYLOAD_SHA256", "TORCHELASTIC_RUN_ID"):
+        del os.environ[name]
+
+@hydra.main(version_base=None, config_path=None)
+def main(cfg):
+    now = dict(os.environ)
+    os.environ.clear()
+    changed = [name for name in (*NAMES, "MASTER_ADDR") if now.get(name) != FIRST.get(name)]
+    return [changed, now["SOME_VISIBLE_DEVICES"], now["RANK"]]
+
+main()
+"""
+
+
+def test_a_program_that_changes_what_identifies_a_rank(runner: Runner) -> None:
+    """Variables changed or removed at module level or by a callback are back in the function, which may clear all.
+
+    The job's line says once which they were.
+    """
+    names = ["MASTER_PORT", "WORLD_SIZE", "SOME_VISIBLE_DEVICES", "LOCAL_RANK", "RANK", "TORCHELASTIC_RUN_ID"]
+    app = runner.cwd / "app.py"
+    app.write_text(MEDDLING.replace("{names!r}", repr(names)))
+    devices = ["hydra.launcher.devices=[a,b,c,d]", "hydra.launcher.device_env_var=SOME_VISIBLE_DEVICES"]
+    meddler = "+hydra.callbacks.meddler={_target_: __main__.Meddler}"
+    ran = runner.sweep(app, "+x=1,2", *devices, meddler, "hydra.launcher.tee_ranks=all", nproc=2)
+    assert ran.returncode == 0, ran.output
+    lines = [line for line in ran.output.splitlines() if all(name in line for name in (*names, "MASTER_ADDR"))]
+    assert len(lines) == 2, ran.output
+    for devices_of_job in ("a,b", "c,d"):
+        assert str([[], devices_of_job, "0"]) in ran.output, ran.output
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("+hydra.job.env_set={RANK: 0, WORLD_SIZE: 1}", "RANK"),
+        ("+hydra.job.env_set.MASTER_PORT=${hydra:job.num}", "MASTER_PORT"),
+        ("+hydra.job.env_set.TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_USE_AGENT_STORE"),
+        ("hydra.job.env_copy=[LOCAL_RANK]", "LOCAL_RANK"),
+        ("+hydra.job.env_set.CUDA_VISIBLE_DEVICES=1", "CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_env_set_of_what_identifies_a_rank_is_refused(runner: Runner, override: str, named: str) -> None:
+    """No job starts, and one error names the variable."""
+    ran, notes = behave(runner, "x=0,1", override, "hydra.launcher.devices=[0,1]", env={"LOCAL_RANK": "0"})
+    assert_one_clear_error(ran, named, "env_set")
+    assert notes.all("body") == []
+
+
+def test_a_job_alone_that_sets_what_identifies_a_rank(runner: Runner) -> None:
+    """If only the config of one job has such a variable, that job fails before its ranks start; the others run."""
+    (runner.cwd / "e").mkdir()
+    (runner.cwd / "e" / "good.yaml").write_text("# @package _global_\n{}\n")
+    (runner.cwd / "e" / "bad.yaml").write_text("# @package _global_\nhydra:\n  job:\n    env_set:\n      RANK: 0\n")
+    ran, notes = behave(runner, "+e=bad,good", f"hydra.searchpath=[file://{runner.cwd}]")
+    assert ran.returncode != 0 and "env_set.RANK" in ran.output, ran.output
+    assert notes.places() == [(1, 0), (1, 1)]
+
+
+def test_submitits_job_environment_in_a_rank(runner: Runner) -> None:
+    """Inside a job of the cluster, code that asks submitit or reads SLURM's variables finds this rank of its job."""
+    app = runner.cwd / "app.py"
+    app.write_text(
+        "import os, hydra, submitit\n"
+        "@hydra.main(version_base=None, config_path=None)\n"
+        "def main(cfg):\n"
+        "    job = submitit.JobEnvironment()\n"
+        "    found = (job.global_rank, job.local_rank, job.num_tasks, job.num_nodes, job.node)\n"
+        "    assert found == (int(os.environ['RANK']), int(os.environ['LOCAL_RANK']), 2, 1, 0), found\n"
+        "main()\n"
+    )
+    stale = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SUBMITIT_EXECUTOR": "slurm", **stale}
+    ran = runner.sweep(app, env=env, nproc=2)
+    assert ran.returncode == 0, ran.output
+
+
+def test_against_torchrun(runner: Runner) -> None:
+    """Every variable that torchrun gives a rank is there with a value of the same shape, at every rank and start."""
+    pytest.importorskip("torch")
+    script = runner.cwd / "show.py"
+    text = "import json, os; open(os.environ['SHOWN'] + os.environ['RANK'], 'w').write(json.dumps(dict(os.environ)))"
+    script.write_text(text)
+    shown = str(runner.cwd / "torchrun_")
+    torchrun = runner.python(
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, env={"SHOWN": shown}
+    )
+    assert torchrun.returncode == 0, torchrun.output
+    ran, notes = behave(runner, "x=0,1")
+    assert ran.returncode == 0, ran.output
+    start = set(runner.environment()) | {"SHOWN"}
+    # The agent's own signals and store: ranks here have no agent.
+    agents = {"TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_USE_AGENT_STORE"}
+    chosen = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "OMP_NUM_THREADS"}
+    of_jobs = []
+    for rank in (0, 1):
+        theirs = json.loads(Path(f"{shown}{rank}").read_text())
+        names = {name for name in theirs if name not in start and not name.startswith(("KMP_", "TORCHINDUCTOR"))}
+        for job in (0, 1):
+            ours = notes.environment(job, rank)
+            assert names - agents <= set(ours)
+            fixed = names - agents - chosen
+            assert {name: ours[name] for name in fixed} == {name: theirs[name] for name in fixed}
+            files = [Path(one["TORCHELASTIC_ERROR_FILE"]) for one in (ours, theirs)]
+            assert files[0].parts[-3:] == files[1].parts[-3:] == ("attempt_0", str(rank), "error.json")
+            for one, file in zip((ours, theirs), files, strict=True):
+                # A folder of this start alone, the same for all ranks, in which libraries put files of their own.
+                assert file.parents[2].name.startswith(one["TORCHELASTIC_RUN_ID"])
+            assert files[0].parent.is_dir()
+            of_jobs.append((job, files[0].parents[2]))
+    assert len(set(of_jobs)) == len({folder for _, folder in of_jobs}) == 2
 
 
 # --- OMP_NUM_THREADS

@@ -87,10 +87,10 @@ def test_jobs_on_two_nodes(sweeps: Submitting, slurm: SlurmCluster) -> None:
             assert own["OF_JOB"] == f"id {job.job_id}"
             assert (own["LOCAL_RANK"], own["NODE_RANK"], own["WORLD_SIZE"]) == (str(rank % 2), str(rank // 2), "4")
             assert own["HYDRA_DDP_ATTEMPT"] == "0" and own["MASTER_ADDR"] == slurm.nodes[0]
-            # By these Lightning and others take a process for one that srun has started as a rank.
-            tells = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS")
-            assert [name for name in tells if name in own] == []
-            assert own["SLURM_JOB_ID"]
+            # The rank's own, not those of the one task a node that SLURM has started.
+            names_of_rank = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NNODES")
+            assert [own[name] for name in names_of_rank] == [str(rank), str(rank % 2), str(rank // 2), "4", "2"]
+            assert own["SLURM_JOB_ID"] and "SLURM_STEP_NUM_TASKS" not in own
             assert note["argv0"] == str(QUEUED) and note["sibling"] == "talk"
         assert (run_dir / ".ddp" / "job.json").exists()
     # One at a time.

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from hydra_plugins.hydra_ddp_subprocess_launcher._environment import (
+    RANK_VARIABLES,
     GroupEnvironment,
     group_environment,
+    identity,
     ignored_rendezvous,
     rank_environments,
     refuse_as_rank,
@@ -37,7 +39,7 @@ def group(**changes: Any) -> GroupEnvironment:
         "max_restarts": 3,
         "devices": None,
         "device_env_var": "CUDA_VISIBLE_DEVICES",
-        "error_files": ("/run/.ddp/error_0.json", "/run/.ddp/error_1.json"),
+        "folder": "/run/.ddp",
         "payload_digest": "ab12",
         "job_num": 7,
         "sweep_dir": "/sweep",
@@ -73,14 +75,14 @@ def test_the_variables_of_a_group() -> None:
 
 def test_the_variables_of_each_rank() -> None:
     """A rank's own variables are its numbers and its error file."""
-    assert rank_environments(group()) == tuple(
+    assert rank_environments({}, group()) == tuple(
         {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "ROLE_RANK": str(rank),
             "GROUP_RANK": "0",
             "NODE_RANK": "0",
-            "TORCHELASTIC_ERROR_FILE": f"/run/.ddp/error_{rank}.json",
+            "TORCHELASTIC_ERROR_FILE": f"/run/.ddp/run-1/attempt_1/{rank}/error.json",
         }
         for rank in (0, 1)
     )
@@ -88,16 +90,16 @@ def test_the_variables_of_each_rank() -> None:
 
 def test_ranks_on_several_nodes() -> None:
     """Ranks count up over the nodes; local ranks begin anew on each, as torchrun has it."""
-    files = tuple(f"error_{rank}.json" for rank in range(6))
-    made = group(nproc=3, nnodes=2, error_files=files)
+    made = group(nproc=3, nnodes=2)
     names = ("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "NODE_RANK", "TORCHELASTIC_ERROR_FILE")
-    assert [tuple(own[name] for name in names) for own in rank_environments(made)] == [
-        ("0", "0", "0", "0", "0", "error_0.json"),
-        ("1", "1", "1", "0", "0", "error_1.json"),
-        ("2", "2", "2", "0", "0", "error_2.json"),
-        ("3", "0", "3", "1", "1", "error_3.json"),
-        ("4", "1", "4", "1", "1", "error_4.json"),
-        ("5", "2", "5", "1", "1", "error_5.json"),
+    files = [made.error_file(rank) for rank in range(6)]
+    assert [tuple(own[name] for name in names) for own in rank_environments({}, made)] == [
+        ("0", "0", "0", "0", "0", files[0]),
+        ("1", "1", "1", "0", "0", files[1]),
+        ("2", "2", "2", "0", "0", files[2]),
+        ("3", "0", "3", "1", "1", files[3]),
+        ("4", "1", "4", "1", "1", files[4]),
+        ("5", "2", "5", "1", "1", files[5]),
     ]
     common = group_environment({}, {}, made)
     sizes = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
@@ -106,7 +108,7 @@ def test_ranks_on_several_nodes() -> None:
 
 def test_together_they_are_torchruns_contract() -> None:
     """No variable that torchrun sets is missing, and the agent's store stays unset."""
-    names = {*group_environment(with_omp_threads({}, None, 2, 2), {}, group()), *rank_environments(group())[0]}
+    names = {*group_environment(with_omp_threads({}, None, 2, 2), {}, group()), *rank_environments({}, group())[0]}
     assert names >= {
         *words(
             "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK NODE_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME "
@@ -142,10 +144,41 @@ def test_without_a_payload() -> None:
     assert with_one == {**without, "HYDRA_DDP_PAYLOAD_SHA256": "ab12"}
 
 
-def test_the_launcher_has_the_last_word_on_its_own_variables() -> None:
-    """`env_set` cannot give a job another world size or port than it has."""
-    environment = group_environment({}, {"WORLD_SIZE": "9", "MASTER_PORT": "1"}, group())
-    assert (environment["WORLD_SIZE"], environment["MASTER_PORT"]) == ("2", "29511")
+@pytest.mark.parametrize("name", [*RANK_VARIABLES, "TORCHELASTIC_USE_AGENT_STORE", "HYDRA_DDP_ANYTHING"])
+def test_env_set_of_the_launchers_own_variables_is_refused(name: str) -> None:
+    """`env_set` cannot give a rank another identity: the error names the variable."""
+    with pytest.raises(StartError, match=rf"env_set\.{name}='9'"):
+        group_environment({}, {"FREE": "1", name: "9"}, group())
+
+
+@pytest.mark.parametrize("job_id", ["SLURM_JOB_ID", "SUBMITIT_LOCAL_JOB_ID"])
+def test_a_scheduler_names_the_rank_only_inside_a_job_of_its_own(job_id: str) -> None:
+    """With a scheduler's job id in the environment its names of rank and sizes are the rank's; without, absent."""
+    prefix = job_id.removesuffix("JOB_ID")
+    made = group(nproc=2, nnodes=2)
+    base = {job_id: "12"}
+    ranks = [{**group_environment(base, {}, made), **own} for own in rank_environments(base, made)]
+    rank = {"SLURM_": "SLURM_PROCID", "SUBMITIT_LOCAL_": "SUBMITIT_LOCAL_GLOBALID"}[prefix]
+    names = (rank, f"{prefix}LOCALID", f"{prefix}NODEID", f"{prefix}NTASKS", f"{prefix}JOB_NUM_NODES")
+    assert [tuple(one[name] for name in names) for one in ranks] == [
+        ("0", "0", "0", "4", "2"),
+        ("1", "1", "0", "4", "2"),
+        ("2", "0", "1", "4", "2"),
+        ("3", "1", "1", "4", "2"),
+    ]
+    outside = {**group_environment({}, {}, made), **rank_environments({}, made)[0]}
+    assert not any(name.startswith(("SLURM_", "SUBMITIT_")) for name in outside)
+
+
+def test_the_identity_is_what_the_rank_was_started_with() -> None:
+    """What the program has changed or removed since does not count; what is not the launcher's is left out."""
+    made = group(devices=("4", "6"))
+    started = {**group_environment({"PATH": "/bin"}, {}, made), **rank_environments({}, made)[1]}
+    found = identity({"RANK": "7", "CUDA_VISIBLE_DEVICES": "0"}, started)
+    assert (found["RANK"], found["CUDA_VISIBLE_DEVICES"], found["MASTER_PORT"]) == ("1", "4,6", "29511")
+    assert "PATH" not in found and "PYTHONUNBUFFERED" not in found
+    # Overwritten by a process title, or not known.
+    assert identity(started, {"rank": "title"}) == identity(started, None) == found
 
 
 @pytest.mark.parametrize(
@@ -159,7 +192,7 @@ def test_devices(devices: tuple[str, ...], variable: str, shown: str) -> None:
     """All ranks of a job see its whole set, in order, ids unchanged."""
     job = group(devices=devices, device_env_var=variable)
     assert group_environment({variable: "0,1,2,3,4,5,6"}, {}, job)[variable] == shown
-    assert all(variable not in own for own in rank_environments(job))
+    assert all(variable not in own for own in rank_environments({}, job))
 
 
 def test_without_devices_the_variable_is_left_alone() -> None:
@@ -172,7 +205,7 @@ def test_without_devices_the_variable_is_left_alone() -> None:
 
 def test_env_set_and_the_pool_contradict() -> None:
     """Devices named by the job and given out by the launcher are one error with both values."""
-    with pytest.raises(StartError, match=r"env_set\.CUDA_VISIBLE_DEVICES='5' contradicts .* devices 4,6 of its pool"):
+    with pytest.raises(StartError, match=r"env_set\.CUDA_VISIBLE_DEVICES='5' contradicts .* devices 4,6 of its"):
         group_environment({}, {"CUDA_VISIBLE_DEVICES": "5"}, group(devices=("4", "6")))
 
 

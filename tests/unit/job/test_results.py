@@ -333,10 +333,16 @@ def test_a_long_traceback_is_shortened(verdict: Callable[..., Verdict]) -> None:
     assert "line 0\n" in str(judged.value.__cause__)
 
 
+def error_file(paths: JobPaths, rank: int) -> Path:
+    path = Path(job_start(paths.run_dir, 2, RUN).group.error_file(rank))
+    path.parent.mkdir(parents=True)
+    return path
+
+
 def test_an_error_file_of_torch(verdict: Callable[..., Verdict], paths: JobPaths) -> None:
     """An error that a rank stored in torchrun's format, as torch's `record` does, tells where no outcome does."""
     message = {"message": "RuntimeError: nccl", "extraInfo": {"py_callstack": "the callstack", "timestamp": "1"}}
-    Path(paths.error(1)).write_text(json.dumps({"message": message}))
+    error_file(paths, 1).write_text(json.dumps({"message": message}))
     judged = verdict(report((1, 1), (0, -15, True), reason=RANK_FAILED, cause=1), None, None)
     assert judged.cause == "rank 1: RuntimeError: nccl"
     assert "the callstack" in judged.block
@@ -347,7 +353,7 @@ def test_an_error_file_of_torch(verdict: Callable[..., Verdict], paths: JobPaths
 )
 def test_a_damaged_error_file(verdict: Callable[..., Verdict], paths: JobPaths, text: str) -> None:
     """An error file that cannot be read is as good as none."""
-    Path(paths.error(0)).write_text(text)
+    error_file(paths, 0).write_text(text)
     judged = verdict(report((0, 4), reason=RANK_FAILED, cause=0), None)
     assert judged.cause == "rank 0 failed with exit code 4"
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from hydra_plugins.hydra_ddp_subprocess_launcher import _line, _machine
 from hydra_plugins.hydra_ddp_subprocess_launcher._errors import OptionError
 from hydra_plugins.hydra_ddp_subprocess_launcher._line import Line
 from hydra_plugins.hydra_ddp_subprocess_launcher._schedule import Pool
@@ -28,7 +29,7 @@ def line(pool: Pool, sizes: list[object]) -> Line:
 
     sweep: Any = SimpleNamespace(
         pool=pool,
-        settings=SimpleNamespace(nnodes=1),
+        settings=SimpleNamespace(nnodes=1, master_port=None, omp_num_threads=None),
         spool=SimpleNamespace(take=take),
         config=OmegaConf.create({"size": 1, "hydra": {"launcher": {"nproc_per_node": "${size}"}}}),
     )
@@ -73,6 +74,34 @@ def test_what_is_expected(pool: Pool, sizes: list[object], jobs: int, ranks: int
     """No more jobs than there are, and the ranks that are then there at most, which share the processor cores."""
     expected = line(pool, sizes)
     assert (expected.most_jobs, expected.most_ranks, expected.summary) == (jobs, ranks, said)
+
+
+@pytest.mark.parametrize(
+    ("pool", "sizes", "planned", "threads"),
+    [
+        # The first one is composed before the number is chosen.
+        (Pool(), [8], 8, 8),
+        (Pool(), [8, 2], 2, 8),
+        # A later one turns out to be larger.
+        (Pool(), [2, 16], 16, 4),
+        (Pool(max_jobs=2), [2, 16], 16, 2),
+        (Pool(), [2, 128], 128, 1),
+        (Pool(tuple("abcdefgh")), [2, 8], 8, 8),
+    ],
+)
+def test_threads_of_jobs_whose_sizes_are_not_known_at_first(
+    monkeypatch: pytest.MonkeyPatch, pool: Pool, sizes: list[int], planned: int, threads: int
+) -> None:
+    """No job has more threads than its ranks, and those of jobs like it, have cores: here 64."""
+    monkeypatch.setattr(_machine, "usable_cores", lambda: 64)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    queue = line(pool, ["?"] * len(sizes))
+    monkeypatch.setattr(_line, "compose_job", lambda _, overrides: sizes[int(overrides[0].removeprefix("job="))])
+    monkeypatch.setattr(KeptConfig, "put_by", lambda size: KeptConfig(NOTHING, size))
+    first = int(queue.base_environment()["OMP_NUM_THREADS"])
+    assert first * sizes[0] <= 64
+    plan: Any = SimpleNamespace(nproc=planned)
+    assert queue.environment_of(plan)["OMP_NUM_THREADS"] == str(threads)
 
 
 def test_a_size_that_never_fits() -> None:

@@ -22,7 +22,7 @@ def test_settled() -> None:
     assert settled.start.run_dir == settled.payload.run_dir == "/sweep/of_7_1"
     assert settled.start.argv == ("python", "run_dir=/sweep/of_7_1")
     assert settled.start.env_set == {"A": "id 7_1", "B": "plain"}
-    assert all(path.startswith("/sweep/of_7_1/") for path in settled.start.group.error_files)
+    assert settled.start.group.error_file(0).startswith("/sweep/of_7_1/")
     assert settled.payload.job_id == "7_1"
     assert JOB_ID_TOKEN not in repr(settled)
 
