@@ -16,6 +16,8 @@ from ._errors import StartError
 PAYLOAD_DIGEST = "HYDRA_DDP_PAYLOAD_SHA256"
 # So does this one, also where a rank is run by hand after a dry run, which leaves no payload.
 JOB_NUM = "HYDRA_DDP_JOB_NUM"
+# Pid of the process that runs the job as this rank: what it starts inherits it, and does not run the job again.
+RANK_PROCESS = "HYDRA_DDP_RANK_PROCESS"
 # Names of the devices that are locked for the job, percent-encoded, for a sweep within it.
 _LOCKED = "HYDRA_DDP_LOCKED"
 
@@ -24,7 +26,7 @@ RANK_VARIABLES = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
     *("GROUP_RANK", "NODE_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE"),
-    *(PAYLOAD_DIGEST, JOB_NUM, _LOCKED, "HYDRA_DDP_ATTEMPT", "HYDRA_DDP_SWEEP_DIR"),
+    *(PAYLOAD_DIGEST, JOB_NUM, RANK_PROCESS, _LOCKED, "HYDRA_DDP_ATTEMPT", "HYDRA_DDP_SWEEP_DIR"),
 )
 # Unless the user has them with other values.
 _DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "PYTHONUNBUFFERED": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

@@ -41,7 +41,8 @@ def become_subreaper() -> None:
 
 def name_process(name: str) -> None:
     """Set the short name (at most 15 bytes) that `top` and `ps -o comm` show."""
-    _prctl(_PR_SET_NAME, name.encode())
+    with contextlib.suppress(OSError):
+        _prctl(_PR_SET_NAME, name.encode())
 
 
 def signal_at_parents_end(parent: int, number: int) -> None:
@@ -194,6 +195,16 @@ def _listed_children(pid: int) -> list[int]:
 def own_children() -> list[int]:
     """Return the pids of this process's children, ended ones that were not reaped included."""
     return _child_lookup()(os.getpid())
+
+
+def name_of(pid: int) -> str:
+    """Return the name of a process, as `ps` shows it, with its script if it is an interpreter's; "process": unknown."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return "process"
+    return " ".join([name, *(os.fsdecode(os.path.basename(part)) for part in command[1:2] if part.endswith(b".py"))])
 
 
 def kill_marked(marks: Mapping[str, str], within_s: float) -> list[int]:

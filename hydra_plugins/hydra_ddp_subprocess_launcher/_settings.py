@@ -22,6 +22,7 @@ class LaunchSettings:
 
     Attributes:
         nproc_per_node: Ranks of a job by the sweep's own config; None: `auto`. A job's own config has the last word.
+        devices_per_rank: Likewise.
         devices: Ids; None: look for them.
         tee_ranks: Ranks whose output is shown; None: all.
         limits: The three time limits.
@@ -29,6 +30,7 @@ class LaunchSettings:
     """
 
     nproc_per_node: int | None
+    devices_per_rank: int
     devices: tuple[str, ...] | None
     device_env_var: str
     jobs_per_device: int
@@ -73,8 +75,10 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
                 "ended while somebody looks at it. Leave out one of the two."
             )
     nnodes, node_rank = _nodes(options, debug)
+    nproc_per_node, devices_per_rank = read_size(options["nproc_per_node"], options["devices_per_rank"])
     return LaunchSettings(
-        nproc_per_node=read_nproc(options["nproc_per_node"]),
+        nproc_per_node=nproc_per_node,
+        devices_per_rank=devices_per_rank,
         devices=_ids(options["devices"]),
         device_env_var=_variable_name(options["device_env_var"]),
         jobs_per_device=count("jobs_per_device", options["jobs_per_device"], 1),
@@ -151,15 +155,18 @@ def _nodes(options: Mapping[str, Any], debug: bool) -> tuple[int, int]:
     return nnodes, node_rank
 
 
-def read_nproc(value: Any) -> int | None:
-    """Return the number of ranks that `nproc_per_node` asks for; None for `auto`.
+def read_size(nproc_per_node: Any, devices_per_rank: Any) -> tuple[int | None, int]:
+    """Return how many ranks (None for `auto`) and devices for each of them a job asks for.
+
+    Args:
+        nproc_per_node: That option.
+        devices_per_rank: That option.
 
     Raises:
-        OptionError: for anything but `auto` and a whole number from 1 up.
+        OptionError: for anything but whole numbers from 1 up, and `auto` for ranks.
     """
-    if value == "auto":
-        return None
-    return whole("nproc_per_node", value, 1, "auto")
+    ranks = None if nproc_per_node == "auto" else whole("nproc_per_node", nproc_per_node, 1, "auto")
+    return ranks, count("devices_per_rank", devices_per_rank, 1)
 
 
 def _bad(name: str, value: Any, valid: str) -> OptionError:

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from hydra_plugins.hydra_ddp_subprocess_launcher._choices import Entry, OnCodeChange, OnConfigDifference, ShowProgress
 from hydra_plugins.hydra_ddp_subprocess_launcher._errors import OptionError
-from hydra_plugins.hydra_ddp_subprocess_launcher._settings import LaunchSettings, read_nproc, read_settings
+from hydra_plugins.hydra_ddp_subprocess_launcher._settings import LaunchSettings, read_settings, read_size
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import Limits
 from hydra_plugins.hydra_ddp_subprocess_launcher.config import DDPSubprocessLauncherConf
 
@@ -30,6 +30,7 @@ def test_defaults() -> None:
     """The defaults of the dataclass are usable, and each means what its comment says."""
     assert read_settings(options()) == LaunchSettings(
         nproc_per_node=None,
+        devices_per_rank=1,
         devices=None,
         device_env_var="CUDA_VISIBLE_DEVICES",
         jobs_per_device=1,
@@ -77,6 +78,7 @@ def test_every_option_is_read() -> None:
         ("devices", [0, 1], ("0", "1")),
         ("devices", [" GPU-8a5b ", "MIG-x"], ("GPU-8a5b", "MIG-x")),
         ("device_env_var", "HIP_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+        ("devices_per_rank", 2, 2),
         ("jobs_per_device", 3, 3),
         ("lock_devices", False, False),
         ("min_free_memory_gb", 20, 20.0),
@@ -141,6 +143,8 @@ def test_limits(given: dict[str, Any], limits: Limits) -> None:
         ("device_env_var", "A=B", "the name of an environment variable"),
         ("device_env_var", "A\0B", "the name of an environment variable"),
         ("device_env_var", None, "the name of an environment variable"),
+        ("devices_per_rank", 0, "a whole number from 1 up"),
+        ("devices_per_rank", None, "a whole number from 1 up"),
         ("jobs_per_device", 0, "a whole number from 1 up"),
         ("jobs_per_device", None, "a whole number from 1 up"),
         ("lock_devices", None, "true, false"),
@@ -220,9 +224,9 @@ def test_keys_of_instantiate_are_no_options() -> None:
 
 
 @pytest.mark.parametrize(("given", "read"), [("auto", None), (1, 1), ("4", 4)])
-def test_nproc_of_a_job(given: Any, read: int | None) -> None:
+def test_size_of_a_job(given: Any, read: int | None) -> None:
     """A job's own config gives the number of ranks by the same rule as the sweep's."""
-    assert read_nproc(given) == read
+    assert read_size(given, 3) == (read, 3)
 
 
 @pytest.mark.parametrize("kind", [Entry, OnCodeChange, OnConfigDifference])
