@@ -16,8 +16,8 @@ from ._logs import last_state
 if TYPE_CHECKING:
     from rich.live import Live
 
-# Bytes: a pipe takes that many at once or not at all, so that each piece that is written counts as progress.
-_PIECE = 4096
+# Bytes: a pipe takes so few at once or not at all, so that each piece that is written counts as progress.
+_PIECE = 1024
 # Bytes from which on nothing but what cannot come later is added.
 _MUCH = 256 * 1024
 # Characters of an unfinished line that are kept.
