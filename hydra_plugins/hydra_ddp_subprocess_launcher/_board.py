@@ -6,7 +6,7 @@ import io
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TextIO, TypeAlias
+from typing import TypeAlias
 
 from hydra.core.utils import filter_overrides
 from rich.console import Console, Group, RenderableType
@@ -33,16 +33,15 @@ _BAR = (
 )
 
 
-def draw_board(record: SweepRecord, now: float, size: tuple[int, int], out: TextIO) -> list[str]:
+def draw_board(record: SweepRecord, now: float, size: tuple[int, int], encoding: str) -> list[str]:
     """Return the board, line by line, as a terminal shows it.
 
     Args:
         record: What is known about the sweep.
         now: Unix time in seconds.
         size: Columns and lines of the terminal.
-        out: The terminal. It has colours unless `NO_COLOR` is set.
+        encoding: Of the terminal. It has colours unless `NO_COLOR` is set.
     """
-    encoding = getattr(out, "encoding", None) or "utf-8"
     # One column stays free: at the last one terminals differ in when they go to the next line.
     console = Console(
         file=io.StringIO(),

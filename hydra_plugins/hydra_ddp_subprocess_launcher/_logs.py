@@ -7,12 +7,12 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from typing import BinaryIO
-
-from ._terminal import DRAIN_INTERVAL_S, Showing
+from typing import BinaryIO, Protocol
 
 # Seconds between two looks at logs that are shown.
 LOOK_INTERVAL_S = 0.1
+# Seconds between two looks whether there is room for the rest of them.
+_ROOM_INTERVAL_S = 0.005
 # Of all logs together, at one look: more than anybody can read, and little work.
 _ROUND_BYTES = 512 * 1024
 _LEAST_SHARE = 4 * 1024
@@ -129,6 +129,19 @@ def _still(line: str) -> str:
     return f"{still}\x1b[0m" if "\x1b" in still else still
 
 
+class Showing(Protocol):
+    """A place for text that does not wait for its reader."""
+
+    def show(self, text: str) -> None:
+        """Queue text."""
+
+    def has_room(self) -> bool:
+        """Return whether little waits to be written."""
+
+    def wait(self, within_s: float) -> bool:
+        """Wait until all is written; return False if nothing was for `within_s` seconds."""
+
+
 class LogView:
     """Show what arrives in the logs of many ranks, as much at a time as a person could read.
 
@@ -166,7 +179,7 @@ class LogView:
         for tee in tees:
             if last:
                 self._left += [] if self._show_last(tee) else [tee]
-            elif self._due and self._terminal.drain():
+            elif self._due and self._terminal.has_room():
                 self._terminal.show(tee.read(self._share))
 
     def _show_last(self, tee: LogTee) -> bool:
@@ -192,13 +205,13 @@ class LogView:
             before = self._left
             self._left = [tee for tee in self._left if not self._show_last(tee)]
             if self._left == before:
-                time.sleep(DRAIN_INTERVAL_S)
+                time.sleep(_ROOM_INTERVAL_S)
             else:
                 give_up_at = time.monotonic() + within_s
         all_queued = not self._left
         self._left.clear()
-        return self._terminal.finish(within_s) and all_queued
+        return self._terminal.wait(within_s) and all_queued
 
     def due_s(self, otherwise: float) -> float:
         """Return in how many seconds to look again; `otherwise` if nothing is left from this round."""
-        return min(otherwise, LOOK_INTERVAL_S) if self._left or not self._terminal.drain() else otherwise
+        return min(otherwise, LOOK_INTERVAL_S) if self._left else otherwise

@@ -34,8 +34,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, CodeType):
             return marshal.loads, (marshal.dumps(obj),)
-        if isinstance(obj, io.TextIOBase) and (name := _stood_in_for(obj)):
-            return getattr, (sys, name)
         if self._main is not None and isinstance(obj, type | FunctionType) and obj.__module__ == _MAIN:
             path = tuple(obj.__qualname__.split("."))
             if _look_up(self._main, path) is obj:
@@ -47,19 +45,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             state = ({**attributes, "__qualname__": obj.__qualname__}, slots)
             reduced = (*reduced[:_STATE], state, *reduced[_STATE + 1 :])
         return reduced
-
-
-def _stood_in_for(stream: io.TextIOBase) -> str:
-    """Return the name of the standard stream that a stream is but for the stand-in of now; empty: it is none.
-
-    cloudpickle takes standard streams by name, too, but looks at what has the name now.
-    """
-    for name in ("stdout", "stderr"):
-        now = getattr(sys, name)
-        behind = getattr(now, "stands_for", None)
-        if behind is not None and (stream is now or stream is behind):
-            return name
-    return ""
 
 
 def _look_up(namespace: Mapping[str, Any], path: tuple[str, ...]) -> Any:

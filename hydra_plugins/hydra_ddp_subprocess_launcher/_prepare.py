@@ -32,9 +32,9 @@ from ._settings import LaunchSettings, read_settings
 from ._setup import Sweep, has_one_batch, is_basic
 from ._sources import SourceWatch
 from ._spool import ComposeSpool
-from ._streams import Screens, streams_above
 from ._submitit import make_executor
 from ._summary import Summary
+from ._terminal import Terminal
 from ._top_level import config_values_from, find_calls
 
 _log = logging.getLogger(__name__)
@@ -229,10 +229,10 @@ def _check_nodes(settings: LaunchSettings, config: DictConfig) -> None:
 
 
 def _show_at_the_end(summary: Summary, ledger: Ledger) -> None:
-    screens = Screens()
+    terminal = Terminal(board=False)
     if ledger.record.stopped_by:
-        screens.hurry()
-    with streams_above(screens):
+        terminal.hurry()
+    with terminal.taken():
         summary.show(ledger)
 
 

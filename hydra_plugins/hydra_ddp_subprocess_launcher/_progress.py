@@ -25,7 +25,7 @@ from ._events import (
     short_text,
 )
 from ._files import JobPaths
-from ._logs import LOOK_INTERVAL_S, LogTee, LogView
+from ._logs import LogTee, LogView
 from ._plan import PlannedJob
 from ._records import JobState
 from ._report import UNGROUPED, duration, override_line, shown
@@ -34,8 +34,7 @@ from ._resume import Decision
 from ._setup import Sweep
 from ._specs import JOB_ID_TOKEN
 from ._start import Attempt, Place
-from ._streams import Screens, streams_above
-from ._terminal import descriptor_of, is_terminal
+from ._terminal import Terminal, descriptor_of, is_terminal
 from ._words import counted
 
 _log = logging.getLogger(__name__)
@@ -58,10 +57,9 @@ class Progress:
         self._overrides = overrides
         self._at_once = at_once
         self._style = _style(sweep.settings.progress)
-        self._out = sys.stderr
-        self._screens = Screens(self._out if self._style is ShowProgress.rich else None)
-        self._board = self._screens.board
-        self._view = LogView(self._screens.of(sys.stdout))
+        self._has_board = self._style is ShowProgress.rich
+        self._terminal = Terminal(board=self._has_board)
+        self._view = LogView(self._terminal)
         self._paint_at = 0.0
         self._stopped_by = ""
         jobs = tuple(tuple(one) for one in overrides.values())
@@ -70,7 +68,7 @@ class Progress:
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
         """Show the board, if there is one, while the block runs, and let nobody wait for who reads what is shown."""
-        with streams_above(self._screens):
+        with self._terminal.taken():
             yield
 
     # What happens
@@ -159,13 +157,13 @@ class Progress:
         """
         self._ledger.note(SweepStopped(time.time(), name))
         self._stopped_by = name
-        self._screens.hurry()
+        self._terminal.hurry()
 
     def finish(self) -> None:
         """Show what is left of the ranks' output, and the table of jobs that are over, unless more batches follow."""
-        if not self._view.finish(self._screens.patience_s):
+        if not self._view.finish(self._terminal.patience_s):
             _log.warning("\nNobody read what was shown here for long. The rest of it is in the logs of the ranks alone")
-            self._screens.hurry()
+            self._terminal.hurry()
         if self._stopped_by:
             jobs = [self._ledger.record.jobs[number] for number in self._overrides]
             left = sum(job.state is not JobState.COMPLETED for job in jobs)
@@ -186,13 +184,13 @@ class Progress:
         """
         chosen, debug = self._sweep.settings.tee_ranks, self._sweep.settings.debug
         alone = self._at_once == 1
-        if self._board is not None and chosen == (0,) and not alone:
+        if self._has_board and chosen == (0,) and not alone:
             return []  # Its last line is on the board.
         # Rank 0 that has the terminal shows itself.
         ranks = [rank for rank in range(debug, plan.world_size) if chosen is None or rank in chosen]
         bare = alone and len(ranks) == 1 and not debug
         prefixes = ["" if bare else f"[job {plan.number} rank {rank}] " for rank in ranks]
-        raw = bare and self._board is None
+        raw = bare and not self._has_board
         return [LogTee(paths.log(rank), prefix, raw=raw) for rank, prefix in zip(ranks, prefixes, strict=True)]
 
     def begin_round(self) -> None:
@@ -213,29 +211,26 @@ class Progress:
     def due_s(self, otherwise: float) -> float:
         """Return in how many seconds to look again; `otherwise` if there is no reason here."""
         due = self._view.due_s(otherwise)
-        if not self._screens.drain():
-            due = min(due, LOOK_INTERVAL_S)
-        return due if self._board is None else min(due, max(0.0, self._paint_at - time.monotonic()))
+        return due if not self._has_board else min(due, max(0.0, self._paint_at - time.monotonic()))
 
     # The board
 
     def resumed(self) -> None:
         """Take note that a shell has continued this process."""
-        if self._board is not None:
-            self._board.forget()
+        self._terminal.forget_board()
 
     def _paint(self) -> None:
-        if self._board is None or time.monotonic() < self._paint_at:
+        board = self._terminal.board
+        if board is None or time.monotonic() < self._paint_at:
             return
         from ._board import draw_board  # It brings rich.
 
         self._paint_at = time.monotonic() + _PAINT_INTERVAL_S
-        self._board.paint(draw_board(self._ledger.record, time.time(), self._board.size, self._out))
+        self._terminal.paint(draw_board(self._ledger.record, time.time(), board.size, board.encoding))
 
 
 def _style(chosen: ShowProgress) -> ShowProgress:
-    if chosen is not ShowProgress.auto:
-        return chosen if sys.stderr is not None else ShowProgress.plain
-    terminal = is_terminal(sys.stderr) and descriptor_of(sys.stderr) is not None
-    terminal = terminal and os.environ.get("TERM", "") not in ("", "dumb")
-    return ShowProgress.rich if terminal else ShowProgress.plain
+    if chosen in (ShowProgress.plain, ShowProgress.none) or descriptor_of(sys.stderr) is None:
+        return ShowProgress.none if chosen is ShowProgress.none else ShowProgress.plain
+    moves = is_terminal(sys.stderr) and os.environ.get("TERM", "") not in ("", "dumb")
+    return ShowProgress.rich if moves or chosen is ShowProgress.rich else ShowProgress.plain

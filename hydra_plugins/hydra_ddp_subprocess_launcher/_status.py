@@ -18,7 +18,7 @@ from rich.text import Text
 from ._board import board, draw_board, last_line_of_rank_0
 from ._events import shortened
 from ._report import results_table
-from ._screen import Screen
+from ._terminal import Board
 from ._watching import CommandError, Sight, Watch, in_words
 
 # Seconds between two looks.
@@ -45,7 +45,7 @@ def status(sight: Sight, out: TextIO) -> str:
 def _board_lines(sight: Sight, out: TextIO) -> list[str]:
     now = time.time()
     if out.isatty():
-        return draw_board(sight.record, now, (shutil.get_terminal_size().columns, _PAGE[1]), out)
+        return draw_board(sight.record, now, (shutil.get_terminal_size().columns, _PAGE[1]), out.encoding or "utf-8")
     page = io.StringIO()
     width = shutil.get_terminal_size(_PAGE).columns
     console = Console(file=page, width=width, color_system=None, legacy_windows=False, highlight=False)
@@ -70,17 +70,17 @@ def watch_status(watch: Watch, out: TextIO) -> None:
 
 
 def _repaint(watch: Watch, out: TextIO) -> Sight:
-    screen = Screen(out)
-    with _continued(screen.forget):
+    painted = Board(out)
+    with _continued(painted.forget):
         try:
             while (sight := watch.look()).live:
-                columns, lines = screen.size
+                columns, lines = painted.size
                 # Of the lines one is for the words above the board.
-                shown = draw_board(sight.record, time.time(), (columns, max(1, lines - 1)), out)
-                screen.paint([shortened(in_words(sight), columns - 1), *shown])
+                shown = draw_board(sight.record, time.time(), (columns, max(1, lines - 1)), painted.encoding)
+                painted.paint([shortened(in_words(sight), columns - 1), *shown])
                 time.sleep(_INTERVAL_S)
         finally:
-            screen.close()
+            painted.take_away()
     return sight
 
 

@@ -99,7 +99,7 @@ def test_what_a_person_sees_at_40_columns(runner: Runner) -> None:
 
 @pytest.mark.parametrize(("columns", "lines"), [(44, 24), (30, 12), (120, 40), (80, 8), (20, 5)])
 def test_after_a_resize(runner: Runner, columns: int, lines: int) -> None:
-    """The board fits the new size, stands there once, and what was above it is still there where there is room."""
+    """The board fits the new size, and stands there once."""
     with watching(runner, "x=1,2,3", "until=go") as person:
         person.wait_to_see(HEADER, "line 2 of job 1 rank 0")
         person.resize(columns, lines)
@@ -111,7 +111,6 @@ def test_after_a_resize(runner: Runner, columns: int, lines: int) -> None:
         assert sum("0/3 done" in line for line in person.all_lines) == 1
         if lines > 8:
             assert "\n".join(person.shown).count("x=1") == 1
-            assert "Launching 3 jobs" in "".join(person.shown)
         go(runner)
         assert person.end() == 0
     assert "3 jobs: 3 completed, 0 failed" in "".join(person.all_lines)

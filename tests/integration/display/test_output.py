@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Bytes from which on a pipe that takes 4096 is as good as full.
 FULL = 3000
 GRACE_S = 3
-# As of _screen.py, for logs, what waits of them, standard output and standard error, one after the other.
+# As of _terminal.py, for logs, what waits of them, standard output and standard error, one after the other.
 STOPPED_S = 4 * 2.0
 
 APP = """
@@ -147,8 +147,8 @@ def test_a_callback_that_says_much_holds_up_nothing(runner: Runner, name: str) -
 
 def test_a_sweep_that_nobody_reads_ends_by_itself(runner: Runner) -> None:
     """When all jobs are done what nobody reads is given up after a while, and the exit code tells as ever."""
-    before = "import hydra_plugins.hydra_ddp_subprocess_launcher._streams as streams\n"
-    before += "streams._PATIENCE_S = 1.0\n"
+    before = "import hydra_plugins.hydra_ddp_subprocess_launcher._terminal as terminal\n"
+    before += "terminal._PATIENCE_S = 1.0\n"
     app = write_app(runner, before=before)
     # The table has more than there is room for in a pipe that is nearly full.
     options = ("x=1,2,3", f"+long={'l' * 600}", "lines=500", "hydra.launcher.progress=plain")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from typing import Any
 
@@ -15,16 +14,6 @@ from hydra_plugins.hydra_ddp_subprocess_launcher._events import JobEnded, JobPau
 from hydra_plugins.hydra_ddp_subprocess_launcher._records import SweepRecord
 
 NOW = 1000.0
-
-
-class Terminal(io.StringIO):
-    def __init__(self, encoding: str = "utf-8") -> None:
-        super().__init__()
-        self._encoding = encoding
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._encoding
 
 
 def sweep(count: int = 6, at_once: int = 2, devices: bool = True) -> SweepRecord:
@@ -40,7 +29,7 @@ def sweep(count: int = 6, at_once: int = 2, devices: bool = True) -> SweepRecord
 
 
 def drawn(record: SweepRecord, columns: int = 100, lines: int = 24, **options: Any) -> list[str]:
-    return draw_board(record, NOW, (columns, lines), options.get("out", Terminal()))
+    return draw_board(record, NOW, (columns, lines), options.get("encoding", "utf-8"))
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +110,7 @@ def test_colors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_terminal_that_knows_ascii_alone() -> None:
     """There the bar is drawn with what it has."""
-    assert drawn(sweep(), out=Terminal("ascii"))[-1].startswith("=" * 5 + "x" * 5 + ">" * 10 + "." * 10 + " ")
+    assert drawn(sweep(), encoding="ascii")[-1].startswith("=" * 5 + "x" * 5 + ">" * 10 + "." * 10 + " ")
 
 
 def test_a_job_between_two_starts() -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
 import random
 from pathlib import Path
 
 import pytest
 
 from hydra_plugins.hydra_ddp_subprocess_launcher._logs import LogTee, last_lines
-from hydra_plugins.hydra_ddp_subprocess_launcher._terminal import Terminal
 
 
 @pytest.fixture
@@ -183,60 +179,6 @@ def test_a_log_that_is_not_there(log: Path) -> None:
     log.unlink()
     assert shown(tee, last=True) == ""
     assert last_lines(str(log), 5) == []
-
-
-# --- the terminal
-
-
-def test_a_terminal_that_lacks_characters() -> None:
-    """What the terminal's encoding lacks becomes a question mark; the rest of the text is shown once."""
-    raw = io.BytesIO()
-    terminal = Terminal(io.TextIOWrapper(raw, encoding="ascii"))
-    for text in ("a€b\n", "", "plain\n"):
-        terminal.show(text)
-    assert raw.getvalue() == b"a?b\nplain\n"
-
-
-def test_a_terminal_that_is_no_file() -> None:
-    """A notebook's or a test's stream is written to like any other."""
-    out = io.StringIO()
-    terminal = Terminal(out)
-    terminal.show("a€" * 5000)
-    assert out.getvalue() == "a€" * 5000
-    assert terminal.drain()
-
-
-def test_a_terminal_that_nobody_reads() -> None:
-    """A reader that is slow blocks nobody: what it does not take waits, and comes whole and in order."""
-    reading, writing = os.pipe()
-    text = "".join(f"line {number}\n" for number in range(30_000))
-    with os.fdopen(writing, "w", encoding="utf-8") as out, os.fdopen(reading, "rb") as reader:
-        terminal = Terminal(out)
-        terminal.show(text)
-        assert not terminal.drain()
-        got = b""
-        while len(got) < len(text):
-            got += os.read(reader.fileno(), 10_000)
-            terminal.drain()
-        assert terminal.drain()
-    assert got.decode() == text
-
-
-@pytest.mark.parametrize("how", ["no output", "closed", "reader gone"])
-def test_a_terminal_that_is_gone(how: str) -> None:
-    """Without anybody to read, nothing is kept and nothing is raised: the logs have everything."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    out = os.fdopen(writing, "w", encoding="utf-8")
-    if how == "closed":
-        out.close()
-    terminal = Terminal(None if how == "no output" else out)
-    terminal.show("text" * 10_000)
-    assert terminal.drain()
-    terminal.show("more")
-    assert terminal.drain()
-    with contextlib.suppress(BrokenPipeError):
-        out.close()
 
 
 # --- the last lines

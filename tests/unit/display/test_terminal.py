@@ -1,49 +1,60 @@
-"""Screens: lines above a board, against a terminal emulator, and without a board, into pipes and files."""
+"""Standard streams while jobs run: above a board, against a terminal emulator, and into pipes and files."""
 
 from __future__ import annotations
 
+import fcntl
 import io
 import logging
 import os
 import random
+import select
+import struct
 import sys
+import termios
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 import pyte
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _pickling, _screen
-from hydra_plugins.hydra_ddp_subprocess_launcher._screen import Screen
-from hydra_plugins.hydra_ddp_subprocess_launcher._streams import Screens, streams_above
+from hydra_plugins.hydra_ddp_subprocess_launcher import _pickling, _terminal
+from hydra_plugins.hydra_ddp_subprocess_launcher._terminal import Terminal
 
 BOARD = ["first row", "second row", "bar"]
 
 
-class Emulator(io.StringIO):
-    """A terminal that shows at once what is written."""
+class Emulator:
+    """A pseudo-terminal that standard output and standard error write to, and what it shows."""
 
     def __init__(self, columns: int = 40, lines: int = 12) -> None:
-        super().__init__()
-        self.screen = pyte.HistoryScreen(columns, lines, history=5000)
-        self._stream = pyte.Stream(self.screen)
+        self._ours, theirs = os.openpty()
+        self.screen = pyte.HistoryScreen(columns, lines, history=5000, ratio=0.5)
+        self._stream = pyte.ByteStream(self.screen)
+        self.out = os.fdopen(theirs, "w", encoding="utf-8")
+        self.err = os.fdopen(os.dup(theirs), "w", encoding="utf-8")
+        self.resize(columns, lines)
 
-    def write(self, text: str) -> int:
-        self._stream.feed(text.replace("\n", "\r\n"))
-        return len(text)
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Be standard output and standard error. Not in a fixture: pytest sets its own ones after those."""
+        monkeypatch.setattr(sys, "stdout", self.out)
+        monkeypatch.setattr(sys, "stderr", self.err)
 
-    def isatty(self) -> bool:
-        return True
+    def resize(self, columns: int, lines: int) -> None:
+        self.screen.resize(lines, columns)
+        fcntl.ioctl(self.out, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
-    @property
-    def size(self) -> tuple[int, int]:
-        return self.screen.columns, self.screen.lines
+    def read(self) -> None:
+        while select.select([self._ours], [], [], 0)[0]:
+            self._stream.feed(os.read(self._ours, 65536))
 
-    @property
-    def lines(self) -> list[str]:
+    def lines(self, terminal: Terminal) -> list[str]:
+        """Return all lines that it shows, or has shown, when all is written."""
+        while not terminal.wait(0.01):
+            self.read()
+        self.read()
         columns = self.screen.columns
         scrolled = ["".join(line[place].data for place in range(columns)) for line in self.screen.history.top]
         lines = [line.rstrip() for line in [*scrolled, *self.screen.display]]
@@ -51,326 +62,414 @@ class Emulator(io.StringIO):
             lines.pop()
         return lines
 
+    def close(self) -> None:
+        self.out.close()
+        self.err.close()
+        os.close(self._ours)
+
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Emulator:
-    emulator = Emulator()
-    monkeypatch.setattr(Screen, "size", property(lambda _self: emulator.size))
-    return emulator
+def emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
+    found = Emulator()
+    monkeypatch.setattr(_terminal.Board, "size", property(lambda _self: (found.screen.columns, found.screen.lines)))
+    yield found
+    found.close()
 
 
-def test_lines_scroll_by_above_the_board(terminal: Emulator) -> None:
-    """The board is at the end, once, and all lines are above it in order, however many there are."""
-    screen = Screen(terminal)
-    shown = []
-    for number in range(50):
-        screen.show(f"line {number}\n")
-        shown.append(f"line {number}")
-        screen.paint([*BOARD, f"step {number}"])
-        assert terminal.lines == [*shown, *BOARD, f"step {number}"]
-    screen.close()
-    assert terminal.lines == shown
-    assert terminal.screen.cursor.x == 0
+@contextmanager
+def logger_with(handler: logging.Handler) -> Iterator[logging.Logger]:
+    logger = logging.getLogger("of this test")
+    logger.propagate = False
+    logger.addHandler(handler)
+    try:
+        yield logger
+    finally:
+        logger.handlers.clear()
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_any_order_of_things(terminal: Emulator, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_lines_scroll_by_above_the_board(monkeypatch: pytest.MonkeyPatch, emulator: Emulator, seed: int) -> None:
     """Boards that grow and shrink, and lines of any number, leave the lines in order and the last board below."""
+    emulator.install(monkeypatch)
     choose = random.Random(seed)
-    screen = Screen(terminal)
+    terminal = Terminal(board=True)
     shown: list[str] = []
     board: list[str] = []
-    for step in range(60):
-        if choose.random() < 0.5:
-            lines = [f"line {step}.{part}" for part in range(choose.randint(1, 15))]
-            screen.show("".join(f"{line}\n" for line in lines))
-            shown += lines
-        else:
-            board = [f"board {step}.{part}" for part in range(choose.randint(0, 6))]
-            screen.paint(board)
-        assert terminal.lines == [*shown, *board]
-    screen.close()
-    assert terminal.lines == shown
+    with terminal.taken():
+        for step in range(40):
+            if choose.random() < 0.5:
+                lines = [f"line {step}.{part}" for part in range(choose.randint(1, 15))]
+                choose.choice([terminal.show, sys.stdout.write, sys.stderr.write])("\n".join([*lines, ""]))
+                shown += lines
+            else:
+                board = [f"board {step}.{part}" for part in range(choose.randint(1, 6))]
+                terminal.paint(board)
+            assert emulator.lines(terminal) == [*shown, *board]
+            assert emulator.screen.cursor.x == 0 and not emulator.screen.cursor.hidden
+        terminal.show("end\n")
+        assert emulator.lines(terminal) == [*shown, "end", *board]
+    emulator.read()
+    assert emulator.lines(terminal) == [*shown, "end"]
 
 
-@pytest.mark.parametrize("lines", [2, 3, 4])
-def test_a_terminal_with_few_lines(terminal: Emulator, lines: int) -> None:
-    """Where the board has no room its last lines are shown, and nothing is left behind."""
-    terminal.screen.resize(lines, 40)
-    screen = Screen(terminal)
-    for number in range(10):
-        screen.show(f"line {number}\n")
-        screen.paint(BOARD)
-    assert terminal.lines == [*(f"line {number}" for number in range(10)), *BOARD[-(lines - 1) :]]
+@pytest.mark.parametrize("lines", [3, 4])
+def test_a_terminal_with_few_lines(monkeypatch: pytest.MonkeyPatch, emulator: Emulator, lines: int) -> None:
+    """If the board has no room its last lines are shown, and nothing is left behind."""
+    emulator.install(monkeypatch)
+    emulator.resize(40, lines)
+    terminal = Terminal(board=True)
+    with terminal.taken():
+        for number in range(10):
+            terminal.show(f"line {number}\n")
+            emulator.lines(terminal)
+            terminal.paint(BOARD)
+        shown = [*(f"line {number}" for number in range(10)), *BOARD[-(lines - 1) :]]
+        assert emulator.lines(terminal) == shown
 
 
-@pytest.mark.parametrize(("columns", "lines"), [(5, 12), (8, 30), (40, 3), (4, 4)])
-def test_a_terminal_that_is_made_smaller(terminal: Emulator, columns: int, lines: int) -> None:
-    """The board stands once, in the new size, whatever the terminal did to its lines; what fits of the lines, too."""
-    screen = Screen(terminal)
-    for number in range(3):
-        screen.show(f"{number}\n")
-    screen.paint(BOARD)
-    terminal.screen.resize(lines, columns)
-    fitting = [line[: columns - 1].rstrip() for line in BOARD][-(lines - 1) :]
-    screen.paint(fitting)
-    shown = [line for line in terminal.screen.display if line.strip()]
-    assert [line.rstrip() for line in shown][-len(fitting) :] == fitting
-    assert len(shown) <= len(fitting) + 3
-    if lines == 12:
-        assert [line.rstrip() for line in shown] == ["0", "1", "2", *fitting]
+def test_all_that_is_written_comes_above_the_board(monkeypatch: pytest.MonkeyPatch, emulator: Emulator) -> None:
+    """Prints, log handlers, a copying stream and whoever has kept a stream do, and all is as it was afterwards."""
+    emulator.install(monkeypatch)
+    copied: list[str] = []
+    before = sys.stdout, sys.stderr, sys.stdout.write
 
+    class Copy:
+        def __init__(self, stream: TextIO) -> None:
+            self._stream = stream
 
-def test_the_same_board_is_not_drawn_twice(terminal: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing has changed nothing is written."""
-    screen = Screen(terminal)
-    screen.paint(BOARD)
-    monkeypatch.setattr(terminal, "write", lambda _text: pytest.fail("it was written to"))
-    screen.paint(BOARD)
+        def write(self, text: str) -> int:
+            copied.append(text)
+            return self._stream.write(text)
 
+        def flush(self) -> None:
+            self._stream.flush()
 
-def test_a_terminal_that_takes_nothing() -> None:
-    """While nobody reads the terminal (Ctrl-S) boards are left out, lines wait, and nothing blocks."""
-    reading, writing = os.pipe()
-    with os.fdopen(writing, "w", encoding="utf-8") as out, os.fdopen(reading, "rb") as reader:
-        screen = Screen(out)
-        for number in range(5000):
-            screen.show(f"line {number:>6}\n")
-            screen.paint([f"board {number}"])
-        got = b""
-        while b"line   4999" not in got:
-            got += os.read(reader.fileno(), 65536)
-            screen.drain()
-        text = got.decode()
-    assert all(f"line {number:>6}\n" in text for number in range(5000))
-
-
-def test_streams_and_logging(terminal: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Standard output, standard error and log handlers write above the board, and are as they were afterwards."""
-    monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setattr(sys, "stderr", terminal)
-    handler = logging.StreamHandler(terminal)
-    elsewhere = logging.StreamHandler(io.StringIO())
-    logger = logging.getLogger("of this test")
-    logger.addHandler(handler)
-    logger.addHandler(elsewhere)
-    screens = Screens(terminal)
-    assert screens.board is not None
-    with streams_above(screens):
-        screens.board.paint(BOARD)
+    terminal = Terminal(board=True)
+    handler = logging.StreamHandler(emulator.err)
+    with logger_with(handler) as logger, terminal.taken():
+        terminal.paint(BOARD)
         print("printed")
         sys.stderr.write("half ")
-        sys.stderr.write("a line\n10%\r50%\r100%\n")
+        sys.stderr.write("a line\n10%\r50%\r100%\n[bold]no markup[/bold] :smile: [/x]\n")
         logger.warning("logged")
-        assert terminal.lines == ["printed", "half a line", "100%", "logged", *BOARD]
-        assert sys.stdout.isatty()
+        sys.stdout = Copy(sys.stdout)  # type: ignore[assignment]
+        print("copied")
+        terminal.show("of a rank\n")
+        sys.stdout = before[0]
+        assert sys.stdout.isatty() and sys.stdout.encoding == "utf-8"
+        shown = ["printed", "half a line", "100%", "[bold]no markup[/bold] :smile: [/x]", "logged", "copied"]
+        assert emulator.lines(terminal) == [*shown, "of a rank", *BOARD]
         print("not ended", end="")
-    assert sys.stdout is terminal and sys.stderr is terminal and handler.stream is terminal
-    assert terminal.lines == ["printed", "half a line", "100%", "logged", "not ended"]
-    assert isinstance(elsewhere.stream, io.StringIO) and elsewhere.stream.getvalue() == "logged\n"
+    assert emulator.lines(terminal) == [*shown, "of a rank", "not ended"]
+    assert (sys.stdout, sys.stderr, sys.stdout.write) == before and handler.stream is emulator.err
+    assert "".join(copied) == "copied\nof a rank\n"
 
 
-def test_a_stream_that_the_program_replaced_stays(terminal: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who sets `sys.stdout` meanwhile keeps what he set."""
-    monkeypatch.setattr(sys, "stdout", terminal)
+class _ReadOnly(logging.StreamHandler[Any]):
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: Any) -> None:
+        if "made" in vars(self):
+            raise AttributeError("stream")
+        self.made = True
+
+
+class _Refusing(logging.StreamHandler[Any]):
+    def setStream(self, stream: Any) -> Any:
+        raise RuntimeError("not this one")
+
+
+class _WithoutStream(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(f"{self.format(record)}\n")
+
+
+def _absl() -> logging.Handler:
+    absl = pytest.importorskip("absl.logging")
+    handler: logging.Handler = absl.PythonHandler(sys.stderr, logging.Formatter())
+    # absl says once that its flags are not parsed.
+    absl._warn_preinit_stderr = False
+    return handler
+
+
+def _rich() -> logging.Handler:
+    from rich.console import Console
+    from rich.logging import RichHandler
+
+    return RichHandler(console=Console(stderr=True, width=40), show_time=False, show_path=False, show_level=False)
+
+
+HANDLERS = {
+    "last resort's": logging._StderrHandler,  # type: ignore[attr-defined]
+    "read-only stream": _ReadOnly,
+    "setStream raises": _Refusing,
+    "no stream": _WithoutStream,
+    "absl": _absl,
+    "rich": _rich,
+}
+
+
+@pytest.mark.parametrize("kind", HANDLERS)
+@pytest.mark.parametrize("board", [True, False], ids=["board", "plain"])
+def test_any_log_handler(monkeypatch: pytest.MonkeyPatch, emulator: Emulator, kind: str, board: bool) -> None:
+    """A handler writes above the board whatever becomes of its stream, and may be replaced meanwhile."""
+    emulator.install(monkeypatch)
+    terminal = Terminal(board=board)
+    with logger_with(HANDLERS[kind]()) as logger, terminal.taken():
+        terminal.paint(BOARD)
+        logger.warning("logged")
+        assert [line.strip() for line in emulator.lines(terminal)] == ["logged", *(BOARD if board else [])]
+        logger.handlers[:] = []
+        logger.addHandler(logging.StreamHandler(sys.stderr))
+        logger.warning("again")
+    assert [line.strip() for line in emulator.lines(terminal)] == ["logged", "again"]
+
+
+@pytest.mark.parametrize("made", ["at import", "meanwhile"])
+def test_loguru(monkeypatch: pytest.MonkeyPatch, emulator: Emulator, made: str) -> None:
+    """A library that has kept standard error and logs by itself writes above the board, too."""
+    emulator.install(monkeypatch)
+    loguru = pytest.importorskip("loguru")
+    loguru.logger.remove()
+    terminal = Terminal(board=True)
+    if made == "at import":
+        loguru.logger.add(sys.stderr, format="{message}")
+    with terminal.taken():
+        terminal.paint(BOARD)
+        if made == "meanwhile":
+            loguru.logger.add(sys.stderr, format="{message}", colorize=False)
+        loguru.logger.info("logged")
+        assert emulator.lines(terminal) == ["logged", *BOARD]
+    loguru.logger.remove()
+
+
+def _closed() -> TextIO:
+    with Path(os.devnull).open("w") as file:
+        return file
+
+
+class _Bare:
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+class _Raising(io.StringIO):
+    def fileno(self) -> int:
+        raise RuntimeError
+
+    def write(self, text: str) -> int:
+        raise RuntimeError(text)
+
+
+@pytest.mark.parametrize("make", [lambda: None, _closed, _Bare, _Raising, io.StringIO])
+@pytest.mark.parametrize("board", [True, False], ids=["board", "plain"])
+def test_streams_that_are_none_of_ours(monkeypatch: pytest.MonkeyPatch, make: Any, board: bool) -> None:
+    """No stream, a closed one, or one of the program's own is left alone, and shows what it can."""
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, make())
+    before = sys.stdout, sys.stderr
+    terminal = Terminal(board=board)
+    with terminal.taken():
+        terminal.paint(BOARD)
+        terminal.show("of a rank\n")
+    assert (sys.stdout, sys.stderr) == before
+    if type(sys.stdout) is io.StringIO:
+        assert sys.stdout.getvalue() == "of a rank\n"
+
+
+def test_a_stream_whose_write_the_program_has_set(monkeypatch: pytest.MonkeyPatch, emulator: Emulator) -> None:
+    """One that the program set before is called, and stays; one that it sets meanwhile stays, too."""
+    emulator.install(monkeypatch)
+    copied: list[str] = []
+
+    def copying(text: str, write: Any = sys.stdout.write) -> int:
+        copied.append(text)
+        return int(write(text))
+
+    emulator.out.write = copying  # type: ignore[method-assign]
+    terminal = Terminal(board=True)
+    with terminal.taken():
+        terminal.paint(BOARD)
+        print("printed")
+        terminal.paint(BOARD)
+        assert emulator.lines(terminal) == ["printed", *BOARD]
+        ours = emulator.err.write
+        meanwhile = lambda text: ours(text.upper())  # noqa: E731
+        emulator.err.write = meanwhile  # type: ignore[method-assign]
+        print("loud", file=sys.stderr)
+    assert emulator.out.write is copying and emulator.err.write is meanwhile
+    print("louder", file=sys.stderr, flush=True)
+    assert emulator.lines(terminal) == ["printed", "LOUD", "LOUDER"]
+    assert "".join(copied) == "printed\n"
+
+
+def test_a_stream_that_is_closed_or_replaced_meanwhile(monkeypatch: pytest.MonkeyPatch, emulator: Emulator) -> None:
+    """The program keeps what it set, and a closed stream raises as ever."""
+    emulator.install(monkeypatch)
     mine = io.StringIO()
-    with streams_above(Screens(terminal)):
+    terminal = Terminal(board=False)
+    with terminal.taken():
         sys.stdout = mine
-    assert sys.stdout is mine
+        print("printed")
+        terminal.show("of a rank\n")
+        emulator.err.close()
+        with pytest.raises(ValueError, match="closed"):
+            emulator.err.write("more")
+    assert sys.stdout is mine and mine.getvalue() == "printed\nof a rank\n"
 
 
-def test_threads(terminal: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_writes_by_itself(monkeypatch: pytest.MonkeyPatch, emulator: Emulator) -> None:
+    """What a fork of the program prints is not left to a thread that it has not."""
+    emulator.install(monkeypatch)
+    terminal = Terminal(board=False)
+    with terminal.taken():
+        pid = os.fork()
+        if not pid:
+            print("of a fork", flush=True)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert emulator.lines(terminal) == ["of a fork"]
+
+
+def test_threads(monkeypatch: pytest.MonkeyPatch, emulator: Emulator) -> None:
     """What several threads print at once stays whole, line by line."""
-    monkeypatch.setattr(sys, "stdout", terminal)
-    screens = Screens(terminal)
-    assert screens.board is not None
-    with streams_above(screens):
+    emulator.install(monkeypatch)
+    terminal = Terminal(board=True)
+    with terminal.taken():
 
         def chat(name: str) -> None:
-            for number in range(100):
+            for number in range(50):
                 print(name * 8, number)
 
         threads = [threading.Thread(target=chat, args=(name,)) for name in "abc"]
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
-            screens.board.paint(BOARD)
-    assert sorted(terminal.lines) == sorted(f"{name * 8} {number}" for name in "abc" for number in range(100))
-
-
-def test_which_streams_have_one_screen(tmp_path: Path) -> None:
-    """Two descriptors of one terminal, pipe or file have; another terminal, a file or a text in memory has its own."""
-    ours, theirs = os.openpty()
-    other, end = os.openpty()
-    with os.fdopen(theirs, "w") as one, os.fdopen(os.dup(theirs), "w") as two, os.fdopen(end, "w") as three:
-        screens = Screens(one)
-        assert screens.of(two) is screens.of(one) is screens.board
-        assert screens.find(three) is None
-        assert len({screens.of(three), screens.of(io.StringIO()), screens.of(None), screens.board}) == 4
-        with (tmp_path / "file").open("a") as here, (tmp_path / "file").open("a") as too:
-            assert screens.of(here) is screens.of(too) is not screens.board
-    os.close(ours)
-    os.close(other)
+            terminal.paint(BOARD)
+            emulator.lines(terminal)
+    assert sorted(emulator.lines(terminal)) == sorted(f"{name * 8} {n}" for name in "abc" for n in range(50))
 
 
 # --- without a board
 
 
 @contextmanager
-def into_pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Screens, TextIO, BinaryIO]]:
+def into_pipe(monkeypatch: pytest.MonkeyPatch, encoding: str = "utf-8") -> Iterator[tuple[Terminal, BinaryIO]]:
     """Let standard output and standard error be streams of one pipe; yield its reading end, too."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     with (
-        os.fdopen(writing, "w", encoding="utf-8") as out,
-        os.fdopen(os.dup(writing), "w", encoding="utf-8") as err,
+        os.fdopen(writing, "w", encoding=encoding) as out,
+        os.fdopen(os.dup(writing), "w", encoding=encoding) as err,
         os.fdopen(reading, "rb") as reader,
     ):
         monkeypatch.setattr(sys, "stdout", out)
         monkeypatch.setattr(sys, "stderr", err)
-        yield Screens(), out, reader
+        yield Terminal(board=False), reader
 
 
-def test_a_pipe_shows_what_was_begun_as_the_stream_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line comes when it ends, and what was begun when it is flushed or the block ends, as it was written."""
-    with into_pipe(monkeypatch) as (screens, out, reader):
+def test_a_pipe_shows_what_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it ends its line or not; what was begun before the block comes first."""
+    with into_pipe(monkeypatch) as (terminal, reader):
         print("before", end=" ")
-        with streams_above(screens):
-            print("and after\rredrawn")
-            assert reader.read() == b"before and after\rredrawn\n"
-            print("10%", end="")
-            assert reader.read() is None
-            sys.stdout.flush()
-            assert reader.read() == b"10%"
-            print("\r20%", end="", flush=True)
-            assert reader.read() == b"\r20%"
-            print("\r30%")
-            print("€ not ended", end="")
-            assert reader.read() == b"\r30%\n"
-        assert sys.stdout is out
-        assert reader.read() == "€ not ended".encode()
+        with terminal.taken():
+            for text in ("and after\rredrawn\n", "10%", "\r20%", "\n€ not ended"):
+                print(text, end="")
+                assert terminal.wait(10)
+                assert reader.read() == (b"before " if "after" in text else b"") + text.encode()
 
 
 def test_a_line_that_others_write_into(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands at the end of the text is ended by who writes next, and begun anew when it goes on."""
-    with into_pipe(monkeypatch) as (screens, out, reader):
-        ranks = screens.of(out)
-        with streams_above(screens):
-            ranks.show("whole\nhalf ")
+    with into_pipe(monkeypatch) as (terminal, reader):
+        with terminal.taken():
+            terminal.show("whole\nhalf ")
             print("printed")
-            ranks.show("")
+            terminal.show("")
             sys.stderr.write("an error\n")
-            ranks.show("a ")
-            ranks.show("line\nnext\n")
+            terminal.show("a ")
+            terminal.show("line\nnext\n")
             print("end")
         assert reader.read() == b"whole\nhalf \nprinted\nan error\nhalf a line\nnext\nend\n"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_any_order_of_pieces(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """However pieces of lines from ranks, two streams and a log come, each line is there whole, in its own order."""
+    """However pieces of lines from ranks and two streams come, each line is there whole, in its own order."""
     choose = random.Random(seed)
-    with into_pipe(monkeypatch) as (screens, out, reader), os.fdopen(os.dup(out.fileno()), "w") as another:
-        ranks = screens.of(out)
-        logger, handler = logging.getLogger("of this test"), logging.StreamHandler(another)
-        logger.addHandler(handler)
-        with streams_above(screens):
-            ways = {
-                "rank": ranks.show,
-                "out": lambda text: print(text, end="", flush=choose.random() < 0.5),
-                "err": lambda text: print(text, end="", file=sys.stderr, flush=choose.random() < 0.5),
-            }
+    with into_pipe(monkeypatch) as (terminal, reader):
+        with terminal.taken():
+            ways = {"rank": terminal.show, "out": sys.stdout.write, "err": sys.stderr.write}
             left = {name: "".join(f"{name} {n} {'.' * 9}\n" for n in range(30)) for name in ways}
-            logged = 0
             while any(left.values()):
-                if choose.random() < 0.2:
-                    logger.warning("log %d", logged)
-                    logged += 1
                 name = choose.choice([name for name, text in left.items() if text])
                 size = choose.randint(1, 30)
                 ways[name](left[name][:size])
                 left[name] = left[name][size:]
-        logger.removeHandler(handler)
         lines = (reader.read() or b"").decode().splitlines()
     for name in ways:
         assert [line for line in lines if line.startswith(name) and line.endswith("." * 9)] == [
             f"{name} {n} {'.' * 9}" for n in range(30)
         ]
-    assert [line for line in lines if line.startswith("log")] == [f"log {n}" for n in range(logged)]
 
 
 def test_a_pipe_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prints and logs wait in order until somebody reads, and hold up nobody; what is not read is given up."""
-    with into_pipe(monkeypatch) as (screens, _, reader):
-        handler = logging.StreamHandler(sys.stderr)
-        logger = logging.getLogger("of this test")
-        logger.addHandler(handler)
-        with streams_above(screens):
-            for number in range(10_000):
-                print(f"line {number:>6}")
-                logger.warning("log  %6d", number)
-            assert not screens.drain()
+    """Prints and logs wait in order until somebody reads, and hold up nothing; what is not read is given up."""
+    with into_pipe(monkeypatch) as (terminal, reader):
+        with logger_with(logging.StreamHandler(sys.stderr)) as logger, terminal.taken():
+            for number in range(2000):
+                print(f"line {number:>100}")
+                logger.warning("log  %100d", number)
+            assert not terminal.has_room() and not terminal.wait(0.01)
             got = b""
-            while b"log    9999\n" not in got[-100:]:
+            while not got.endswith(b" 1999\n") or b"log" not in got[-110:]:
                 got += reader.read() or b""
-                screens.drain()
-            assert screens.drain()
-            for _ in range(10_000):
-                print("never read")
-            screens.patience_s = 0.1
-        logger.removeHandler(handler)
-        assert screens.drain()
-    assert got.decode() == "".join(f"line {number:>6}\nlog  {number:>6}\n" for number in range(10_000))
+            assert terminal.wait(10) and terminal.has_room()
+            print("never read" * 10_000)
+            monkeypatch.setattr(_terminal, "_LITTLE_PATIENCE_S", 0.1)
+            terminal.hurry()
+        print("it goes on", file=io.StringIO())
+    assert got.decode() == "".join(f"line {number:>100}\nlog  {number:>100}\n" for number in range(2000))
 
 
-@pytest.mark.parametrize("kind", ["file", "memory", "capture"])
-def test_what_has_no_reader_is_written_directly(
-    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Files, texts in memory and pytest's own streams have everything at once, written by themselves, and in order."""
+def test_a_pipe_whose_reader_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is kept and nothing is raised: the logs have everything."""
+    with into_pipe(monkeypatch) as (terminal, reader), terminal.taken():
+        reader.close()
+        for _ in range(1000):
+            terminal.show("text" * 1000)
+        assert terminal.wait(10)
+
+
+def test_a_pipe_that_lacks_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the encoding lacks becomes a question mark; the rest of the text is shown once."""
+    with into_pipe(monkeypatch, "ascii") as (terminal, reader):
+        with terminal.taken():
+            terminal.show("a€b\n")
+            print("plain ü")
+        assert reader.read() == b"a?b\nplain ?\n"
+
+
+def test_a_file_has_everything_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Standard output in a file has lines of the ranks and the program's, each whole."""
     path = tmp_path / "out"
-    with path.open("w", encoding="ascii", errors="backslashreplace") as file:
-        stream = {"file": file, "memory": io.StringIO(), "capture": sys.stdout}[kind]
-        monkeypatch.setattr(sys, "stdout", stream)
-        handler = logging.StreamHandler(stream)
-        logger = logging.getLogger("of this test")
-        logger.addHandler(handler)
-        screens = Screens()
-        ranks = screens.of(stream)
+    with path.open("w") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        terminal = Terminal(board=False)
         print("before", end=" ")
-        with streams_above(screens):
+        with logger_with(logging.StreamHandler(file)) as logger, terminal.taken():
             print("and after")
-            ranks.show("half ")
+            terminal.show("half ")
             logger.warning("logged")
-            ranks.show("a line\n")
-            print("é" if kind == "file" else "\\xe9")
-            text = path.read_text() if kind == "file" else None
-        logger.removeHandler(handler)
-        assert sys.stdout is stream and handler.stream is stream
-        if isinstance(stream, io.StringIO):
-            text = stream.getvalue()
-    if text is None:
-        text = capsys.readouterr().out
-    assert text == "before and after\nhalf \nlogged\nhalf a line\n\\xe9\n"
-
-
-def test_a_board_that_comes_later(terminal: Emulator) -> None:
-    """A board that is painted below a line without an end begins on a line of its own, and the other one anew."""
-    screen = Screen(terminal)
-    screen.show("half ")
-    screen.paint(BOARD)
-    screen.show("a line\n")
-    screen.paint(BOARD)
-    assert terminal.lines == ["half", "half a line", *BOARD]
+            terminal.show("a line\n")
+        print("at the end")
+    assert path.read_text() == "before and after\nhalf \nlogged\nhalf a line\nat the end\n"
 
 
 def test_standard_streams_are_pickled_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the program has kept of a standard stream finds its ranks' own one, also while another stands in for it."""
-    with into_pipe(monkeypatch) as (screens, out, _), streams_above(screens):
-        for stream in (out, sys.stdout):
-            assert _pickling.loads(_pickling.dumps([stream], None)) == [sys.stdout]
-
-
-def test_a_process_without_the_terminal_does_not_draw() -> None:
-    """A terminal whose foreground is another's is only written to."""
-    assert _screen._in_foreground(io.StringIO())
+    """What the program has kept of a standard stream finds its ranks' own one."""
+    with into_pipe(monkeypatch) as (terminal, _), terminal.taken():
+        assert _pickling.loads(_pickling.dumps([sys.stdout, sys.stderr], None)) == [sys.stdout, sys.stderr]
