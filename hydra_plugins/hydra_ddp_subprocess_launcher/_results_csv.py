@@ -32,12 +32,69 @@ def write_results(path: str, jobs: Sequence[JobRecord]) -> None:
     Raises:
         OSError: when it cannot be written.
     """
+    # What is no text, such as bytes of a file name, would make it unreadable for others.
+    write_text(path, as_csv(results_table(jobs)).encode("utf-8", "backslashreplace").decode())
+
+
+def as_csv(table: Sequence[Sequence[str]]) -> str:
+    """Return a table as a CSV file has it."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     # A carriage return alone would be the end of a row for pandas, but not for the writer, which does not quote it.
-    writer.writerows([re.sub("\r\n?", "\n", cell) for cell in row] for row in results_table(jobs))
-    # What is no text, such as bytes of a file name, would make it unreadable for others.
-    write_text(path, text.getvalue().encode("utf-8", "backslashreplace").decode())
+    writer.writerows([re.sub("\r\n?", "\n", cell) for cell in row] for row in table)
+    return text.getvalue()
+
+
+def sorted_table(table: list[list[str]], column: str, *, descending: bool) -> list[list[str]]:
+    """Return a table with its rows sorted: numbers by size, before texts; empty cells and NaN come last either way.
+
+    Args:
+        table: As of `results_table`.
+        column: Name of a column.
+        descending: The largest first.
+
+    Raises:
+        KeyError: when there is no such column.
+    """
+    header, *rows = table
+    if column not in header:
+        raise KeyError(column)
+    place = header.index(column)
+
+    def order(row: list[str]) -> tuple[bool, float, str]:
+        try:
+            return False, float(row[place]), ""
+        except ValueError:
+            return True, 0.0, row[place]
+
+    last = [row for row in rows if row[place].lower() in ("", "nan")]
+    rest = [row for row in rows if row[place].lower() not in ("", "nan")]
+    return [header, *sorted(rest, key=order, reverse=descending), *last]
+
+
+def as_json(table: Sequence[Sequence[str]], jobs: Mapping[int, JobRecord]) -> str:
+    """Return the rows of a table as JSON: an object a job, with its value, overrides and devices as they are.
+
+    Args:
+        table: As of `results_table`.
+        jobs: The jobs in it, by number.
+    """
+    found = [jobs[int(row[0])] for row in table[1:]]
+    rows = [
+        {
+            "job": job.number,
+            "overrides": _override_cells(job.overrides),
+            "status": job.state.name,
+            "value": job.value,
+            "duration_s": job.seconds,
+            "devices": job.devices,
+            "attempts": job.attempts,
+            "run_dir": job.run_dir,
+            "cause": job.cause,
+        }
+        for job in found
+    ]
+    return json.dumps(rows, indent=2) + "\n"
 
 
 def results_table(jobs: Sequence[JobRecord]) -> list[list[str]]:

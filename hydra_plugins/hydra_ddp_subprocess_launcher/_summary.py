@@ -49,10 +49,10 @@ class Summary:
         jobs = [job for number, job in ledger.record.jobs.items() if numbers is None or number in numbers]
         told = [job for job in jobs if job.state in _TOLD]
         if told:
-            _log.info(
-                "\n%s",
-                shown("\n".join([results_table(told), *self.again(told, stopped=bool(ledger.record.stopped_by))])),
-            )
+            lines = [results_table(told), *self.again(told, stopped=bool(ledger.record.stopped_by))]
+            if ledger.results is not None:
+                lines += ["", f"Results: {ledger.results}"]
+            _log.info("\n%s", shown("\n".join(lines)))
 
     def again(self, jobs: Sequence[JobRecord], *, stopped: bool = False) -> list[str]:
         """Return lines with the commands that run just the failed ones of some jobs once more; none without a program.
