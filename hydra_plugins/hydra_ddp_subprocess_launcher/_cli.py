@@ -215,8 +215,7 @@ def _results(arguments: argparse.Namespace) -> None:
         chosen = [
             place
             for place, title in enumerate(header)
-            if title in ("job", "status")
-            or (title not in ("run_dir", "attempts") and any(row[place] for row in rows))
+            if title in ("job", "status") or (title not in ("run_dir", "attempts") and any(row[place] for row in rows))
         ]
         cells = [[row[place] for place in chosen] for row in rows]
         sys.stdout.write(text_table([header[place] for place in chosen], cells, right=("job", "duration_s")) + "\n")

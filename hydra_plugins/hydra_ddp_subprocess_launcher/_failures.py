@@ -14,6 +14,7 @@ from ._port import is_of_spawned, says_taken
 from ._rules import FAILURE_LINGERS_S
 from ._signals import describe_exit
 from ._specs import OUTPUT_LOST, GroupReport, Outcome, RankExit, StopReason
+from ._words import bounded, bounded_lines
 
 _SIGKILL = -9
 _LOST_PEER = re.compile(
@@ -107,10 +108,11 @@ def _error_file(paths: JobPaths, rank: int) -> Failure | None:
             at = os.fstat(file.fileno()).st_mtime
             message = json.load(file)["message"]
         if isinstance(message, str):
-            return Failure(rank, at, message)
+            return Failure(rank, at, bounded(message))
         # Not its own time stamp, which is in whole seconds.
         extra = message.get("extraInfo", {})
-        return Failure(rank, at, str(message["message"]), str(extra.get("py_callstack", "")))
+        callstack = bounded_lines(str(extra.get("py_callstack", "")))
+        return Failure(rank, at, bounded(str(message["message"])), callstack)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -20,7 +20,7 @@ from ._errors import FreezeError
 
 _log = logging.getLogger(__name__)
 _RESOLVER_NAME = re.compile(r"\$\{\s*([A-Za-z_][\w.]*)\s*:")
-_INTERPOLATION = re.compile(r"(\\*)(\$\{)")
+_INTERPOLATION = re.compile(r"(?<!\\)(\\*)(\$\{)")
 
 
 @contextlib.contextmanager

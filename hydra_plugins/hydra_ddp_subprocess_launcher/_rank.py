@@ -159,6 +159,7 @@ class _Rank:
         with contextlib.suppress(Exception):
             sys.stderr.write(outcome.traceback)
             sys.stderr.flush()
+        outcome = _outcome.as_stored(outcome, main)
         if outcome.traceback:
             with contextlib.suppress(OSError):
                 self._write_error_file(outcome)

@@ -10,9 +10,10 @@ from collections.abc import Collection, Sequence
 from hydra.core.utils import filter_overrides
 
 from ._records import JobRecord, JobState
-from ._words import counted
+from ._words import bounded, counted
 
 _LEAST_WIDTH = 40
+_LONGEST_OVERRIDE = 300
 _WIDTH_WITHOUT_TERMINAL = 120
 _TITLES = ("job", "overrides", "status", "value", "time", "devices", "cause")
 _OPTIONAL = ("value", "devices", "cause")
@@ -20,7 +21,7 @@ _OPTIONAL = ("value", "devices", "cause")
 
 def override_line(overrides: Sequence[str]) -> str:
     """Return the overrides of a job as the basic launcher shows them."""
-    return " ".join(filter_overrides(overrides))
+    return bounded(" ".join(bounded(part, _LONGEST_OVERRIDE) for part in filter_overrides(overrides)))
 
 
 def shown(text: str) -> str:

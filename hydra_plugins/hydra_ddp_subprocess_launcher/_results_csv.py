@@ -16,10 +16,13 @@ from hydra.errors import HydraException
 
 from ._files import write_text
 from ._records import JobRecord
+from ._words import bounded
 
 _DELETED = "(deleted)"
 # Longer lists stand in one cell: nobody wants a column for each of a thousand numbers.
 _MOST_PARTS = 32
+# Less than what a cell of a spreadsheet can hold.
+_LONGEST_CELL = 10_000
 
 
 def write_results(path: str, jobs: Sequence[JobRecord]) -> None:
@@ -112,13 +115,14 @@ def results_table(jobs: Sequence[JobRecord]) -> list[list[str]]:
     own = {"job", "status", *parts, *last}
     header = ["job", *(f"override.{key}" if key in own else key for key in keys), "status", *parts, *last]
     table = [header]
+    bound = functools.partial(bounded, most=_LONGEST_CELL)
     for job, overrides, values in rows:
         duration = "" if job.seconds is None else f"{job.seconds:.3f}"
         table.append(
             [str(job.number)]
-            + [overrides.get(key, "") for key in keys]
+            + [bound(overrides.get(key, "")) for key in keys]
             + [job.state.name]
-            + [values.get(part, "") for part in parts]
+            + [bound(values.get(part, "")) for part in parts]
             + [duration, " ".join(job.devices), str(job.attempts), job.run_dir, job.cause]
         )
     return table
@@ -131,6 +135,10 @@ def _override_cells(overrides: Sequence[str]) -> dict[str, str]:
 # To parse one takes longer than all else that a job costs here.
 @functools.cache
 def _override_cell(text: str) -> tuple[str, str]:
+    if len(text) > _LONGEST_CELL:
+        # To parse it would take seconds.
+        key, _, value = text.partition("=")
+        return bounded(key.lstrip("+~")), value
     try:
         (override,) = OverridesParser.create().parse_overrides([text])
     except (HydraException, ValueError):

@@ -1,7 +1,8 @@
-"""The plugin that a rank meets instead of a sweeper."""
+"""The plugins that take the place of a sweeper: in a rank, and where jobs of a sampling sweep are run again."""
 
 from typing import Any
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
@@ -32,3 +33,10 @@ class DDPRankSweeper(Sweeper):
 
         assert self._hydra_context is not None and self._task_function is not None
         _rank.run_program_rank(self._run_dir, self._overrides, self._recipe, self._task_function, self._hydra_context)
+
+
+class DDPGivenJobsSweeper(BasicSweeper):
+    """Run the jobs of the command line alone, as Hydra's own sweeper does, whatever the options of a sampling one are."""
+
+    def __init__(self, **_options: Any) -> None:
+        super().__init__(max_batch_size=None)
