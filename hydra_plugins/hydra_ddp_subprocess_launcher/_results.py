@@ -16,7 +16,7 @@ from ._records import JobRecord
 from ._signals import describe_exit
 from ._specs import OUTPUT_LOST, GroupReport, Outcome
 from ._start import JobStart
-from ._words import bounded, bounded_lines, counted, numbered
+from ._words import MOST_OF_A_CAUSE, bounded, bounded_lines, counted, numbered
 
 _SHOWN_LOG_LINES = 20
 _SHOWN_TRACEBACK_LINES = 25
@@ -198,7 +198,7 @@ def _failed(
         cause = f"{rank_name(report, failure.rank, len(outcomes))}: {failure.summary}"
     if broken is not None:
         cause = f"{cause}; {broken}"
-    cause = bounded(cause)
+    cause = bounded(cause, 2 * MOST_OF_A_CAUSE)
     outcome = outcomes[rank] if rank is not None else None
     error = _rebuilt_exception(outcome)
     if outcome is None or error is None:

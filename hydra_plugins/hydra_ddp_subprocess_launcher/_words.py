@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 # Characters of a reason that stands on one line, of a line of a longer text, and lines of one.
-MOST_OF_A_CAUSE = 1000
+MOST_OF_A_CAUSE = 400
 _MOST_OF_A_LINE = 4000
 _MOST_LINES = 400
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.core_plugins import basic_sweeper
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
@@ -35,8 +35,8 @@ class DDPRankSweeper(Sweeper):
         _rank.run_program_rank(self._run_dir, self._overrides, self._recipe, self._task_function, self._hydra_context)
 
 
-class DDPGivenJobsSweeper(BasicSweeper):
-    """Run the jobs of the command line alone, as Hydra's own sweeper does, whatever the options of a sampling one are."""
+class DDPGivenJobsSweeper(basic_sweeper.BasicSweeper):
+    """Run just the jobs of the command line; the options of the sweeper whose place it takes are ignored."""
 
     def __init__(self, **_options: Any) -> None:
         super().__init__(max_batch_size=None)
