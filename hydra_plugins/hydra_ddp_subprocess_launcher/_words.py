@@ -52,4 +52,4 @@ def bounded_lines(text: str, *, lines: int = _MOST_LINES, width: int = _MOST_OF_
     if len(every) > lines:
         first = lines // 4
         every = [*every[:first], f"… {len(every) - lines} lines left out …\n", *every[first - lines :]]
-    return "".join(line if len(line) <= width else f"{bounded(line.rstrip(), width)}\n" for line in every)
+    return "".join(bounded(line, width) for line in every)
