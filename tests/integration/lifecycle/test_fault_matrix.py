@@ -94,7 +94,7 @@ TABLE = [
     # To show its stack it is continued, and then it ends by itself.
     Row(RANKS, ("SIGSTOP",), AFTER_OUTCOME, "COMPLETED", (), HANG_S, "together"),
     # A lost keeper takes its ranks with it, and costs this job; one that stands still is woken.
-    Row(KEEPER, ("SIGKILL", "SIGSEGV"), EVER, "FAILED", ("killed from outside",)),
+    Row(KEEPER, ("SIGKILL", "SIGSEGV"), EVER, "FAILED", ("The process that kept this job was killed",)),
     # SIGTERM, which may have been sent to all processes of an allocation, is obeyed.
     Row(KEEPER, ("SIGTERM",), BEFORE_OUTCOME, "FAILED", (r"its keeper got a signal \(SIGTERM\)",), GRACE_S),
     Row(KEEPER, ("SIGTERM",), AFTER_OUTCOME, "COMPLETED", (), GRACE_S),
