@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from hydra.core.utils import filter_overrides
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -16,6 +15,7 @@ from rich.text import Text
 from ._files import JobPaths
 from ._logs import last_lines, printable
 from ._records import JobRecord, JobState, SweepRecord
+from ._report import override_line
 
 _ByState: TypeAlias = Mapping[JobState, Sequence[JobRecord]]
 # Below it there is no room for a table with the last line of a log in it.
@@ -134,7 +134,7 @@ def _narrow_table(
 
 def differing(record: SweepRecord, job: JobRecord) -> str:
     """Return the overrides of a job that not all jobs have, as the basic launcher shows them."""
-    return printable(" ".join(filter_overrides([one for one in job.overrides if one not in record.shared])))
+    return printable(override_line([one for one in job.overrides if one not in record.shared]))
 
 
 def _last(job: JobRecord, last_line: Callable[[JobRecord], str]) -> str:

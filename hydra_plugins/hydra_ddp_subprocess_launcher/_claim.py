@@ -82,7 +82,7 @@ class Claim:
         earlier = _HELD.get(os.path.realpath(path))
         if earlier is not None:
             earlier.release()
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
             locked = _lock(descriptor, shared=False, patience_s=_TRY_S)
             holder = read_holder(path)

@@ -81,8 +81,14 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--now", action="store_true", help="kill its jobs at once")
     command = add("timeline", "draw which job had which devices when")
     command.add_argument(
-        "-o", "--output", metavar="FILE", help=".svg, .png or .pdf (timeline.svg in the sweep directory)"
+        "-o", "--output", metavar="FILE", help=".svg, .png or .pdf (.ddp/timeline.svg in the sweep directory)"
     )
+    command = add("results", "show the jobs that are over, with their values")
+    command.add_argument("--sort", metavar="COLUMN", help="by this column, such as value or the key of an override")
+    command.add_argument("--descending", action="store_true", help="the largest first")
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--csv", action="store_true", help="all columns, for a spreadsheet and for pandas")
+    form.add_argument("--json", action="store_true", help="for programs")
     command = add("info", "print what a bug report needs")
     command.add_argument("--json", action="store_true", help="for programs")
     return parser
@@ -177,9 +183,42 @@ def _timeline(arguments: argparse.Namespace) -> None:
 
     paths = _chosen(arguments)
     sight = Watch(paths).look()
-    output = arguments.output or os.path.join(paths.sweep_dir, "timeline.svg")
+    output = arguments.output or paths.timeline
     draw_timeline(make_timeline(sight.events, None if sight.live else _last_sign(sight), time.time()), output)
     sys.stdout.write(f"{output}\n")
+
+
+def _results(arguments: argparse.Namespace) -> None:
+    from . import _results_csv as results  # It brings Hydra.
+    from ._records import JobState
+    from ._report import text_table
+
+    record = Watch(_chosen(arguments)).look().record
+    over = record.in_state(JobState.COMPLETED, JobState.FAILED, JobState.NEVER_STARTED)
+    jobs = {job.number: job for job in sorted(over, key=lambda job: job.number)}
+    table = results.results_table(list(jobs.values()))
+    if arguments.sort is not None or arguments.descending:
+        column = arguments.sort or "job"
+        try:
+            table = results.sorted_table(table, column, descending=arguments.descending)
+        except KeyError:
+            raise CommandError(f"There is no column {column}. These are: {', '.join(table[0])}.", 2) from None
+    if arguments.csv:
+        sys.stdout.write(results.as_csv(table))
+    elif arguments.json:
+        sys.stdout.write(results.as_json(table, jobs))
+    elif not jobs:
+        sys.stdout.write("No job of this sweep is over yet.\n")
+    else:
+        header, *rows = table
+        # Directories and attempts are for programs; a column without a word tells nothing.
+        chosen = [
+            place
+            for place, title in enumerate(header)
+            if title in ("job", "status") or (title not in ("run_dir", "attempts") and any(row[place] for row in rows))
+        ]
+        cells = [[row[place] for place in chosen] for row in rows]
+        sys.stdout.write(text_table([header[place] for place in chosen], cells, right=("job", "duration_s")) + "\n")
 
 
 def _last_sign(sight: Sight) -> float:
@@ -203,6 +242,7 @@ _COMMANDS = {
     "command": _command,
     "stop": _stop,
     "timeline": _timeline,
+    "results": _results,
     "info": _info,
 }
 

@@ -17,6 +17,11 @@ SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
 # A key within a value, as in {api_key: …}.
 _SECRET_KEY_WITHIN = re.compile(rf"(?:{SECRET.pattern})[\w-]*[\"']?\s*:", re.IGNORECASE)
 _MASK = "***"
+# What a sweep that goes on, or runs some of its jobs again, has of its own.
+_OF_ONE_RUN = ("hydra.mode=", "hydra.sweep.dir=", "hydra.launcher.resume=", "hydra.launcher.max_failures=")
+_OF_THE_SWEEPER = ("hydra/sweeper", "hydra.sweeper")
+# The sweeper that runs the jobs it is given, as Hydra's own does, and takes the options of any other.
+GIVEN_JOBS = f"{__package__}.ddp_rank_sweeper.DDPGivenJobsSweeper"
 # A variable whose value is kept secret stands as `$NAME` in a job's facts, and is taken from the shell.
 _FROM_SHELL = re.compile(r"\$\w+")
 # What a shell acts on within double quotes; `!` at a prompt.
@@ -117,18 +122,35 @@ def repeat_line(sweep_dir: str, job: int, rank: int) -> str:
     return f'eval "$({words})"'
 
 
-def overrides_again(overrides: Sequence[str], sweep_dir: str, *, resume: str | None) -> list[str]:
+def overrides_again(overrides: Sequence[str], sweep_dir: str, *, resume: str) -> list[str]:
     """Return Hydra's own overrides of a sweep for another run of some of its jobs.
 
     Args:
         overrides: Those of the sweep (`hydra.overrides.hydra`).
         sweep_dir: Its directory.
-        resume: How, if the sweeper will propose the same jobs; None: the jobs are given to Hydra's own sweeper, and run
-            in a directory of their own.
+        resume: How: the sweeper proposes the same jobs.
     """
-    sampling = () if resume else ("hydra/sweeper=", "hydra.sweeper.")
-    dropped = ("hydra.mode=", "hydra.sweep.dir=", "hydra.launcher.resume=", "hydra.launcher.max_failures=", *sampling)
-    kept = [one for one in overrides if not one.lstrip("+").startswith(dropped)]
-    if resume:
-        return [*kept, f"hydra.sweep.dir={hydra_quoted(sweep_dir)}", f"hydra.launcher.resume={resume}"]
-    return [*kept, "hydra/sweeper=basic", f"hydra.sweep.dir={hydra_quoted(f'{sweep_dir}_again')}"]
+    return [
+        *_without(overrides, *_OF_ONE_RUN),
+        f"hydra.sweep.dir={hydra_quoted(sweep_dir)}",
+        f"hydra.launcher.resume={resume}",
+    ]
+
+
+def overrides_of_given_jobs(overrides: Sequence[str], sweep_dir: str) -> list[list[str]]:
+    """Return the choices of Hydra's own overrides for a run of given jobs of a sweep, the shortest first.
+
+    Args:
+        overrides: Those of the sweep.
+        sweep_dir: A directory for that run.
+    """
+    directory = f"hydra.sweep.dir={hydra_quoted(sweep_dir)}"
+    return [
+        [*_without(overrides, *_OF_ONE_RUN, *_OF_THE_SWEEPER), "hydra/sweeper=basic", directory],
+        # Where the config chooses the sweeper, its options stay what they are, and other code meets them.
+        [*_without(overrides, *_OF_ONE_RUN), f"hydra.sweeper._target_={GIVEN_JOBS}", directory],
+    ]
+
+
+def _without(overrides: Sequence[str], *beginnings: str) -> list[str]:
+    return [one for one in overrides if not one.lstrip("+~").startswith(beginnings)]

@@ -59,7 +59,7 @@ def hydra_quoted(text: str) -> str:
     if _PLAIN_PATH.fullmatch(text):
         return text
     # A backslash counts only before a quote, and there each one does.
-    escaped = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
+    escaped = re.sub(r"(?<!\\)(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
     return f"'{escaped}'"
 
 

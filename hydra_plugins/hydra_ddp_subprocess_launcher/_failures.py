@@ -16,6 +16,7 @@ from ._files import JobPaths, write_private
 from ._port import is_of_spawned, says_taken
 from ._signals import advice_on_exit, describe_end, describe_exit
 from ._specs import OUTPUT_LOST, GroupReport, Outcome, RankExit, StopReason
+from ._words import bounded, bounded_lines
 
 _LOST_PEER = re.compile(
     r"connection (was )?(closed|reset) by (remote )?peer|broken pipe|remote process (has )?(exited|terminated)"
@@ -122,10 +123,11 @@ def _error_file(path: str, rank: int) -> Failure | None:
             at = os.fstat(file.fileno()).st_mtime
             message = json.load(file)["message"]
         if isinstance(message, str):
-            return Failure(rank, at, message)
+            return Failure(rank, at, bounded(message))
         # Not its own time stamp, which is in whole seconds.
         extra = message.get("extraInfo", {})
-        return Failure(rank, at, str(message["message"]), str(extra.get("py_callstack", "")))
+        callstack = bounded_lines(str(extra.get("py_callstack", "")))
+        return Failure(rank, at, bounded(str(message["message"])), callstack)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

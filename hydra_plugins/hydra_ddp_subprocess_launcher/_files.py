@@ -20,6 +20,8 @@ _IS_EARLIER = re.compile(r"earlier_\d+")
 _CLAIM = "claim"
 _JOURNAL = "journal.jsonl"
 _NODES = "nodes"
+_RESULTS = "results.csv"
+_TIMELINE = "timeline.svg"
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,12 @@ class SweepPaths:
     @property
     def results(self) -> str:
         """The table of the jobs that are over, for people and programs."""
-        return os.path.join(self.sweep_dir, "results.csv")
+        return os.path.join(self.folder, _RESULTS)
+
+    @property
+    def timeline(self) -> str:
+        """Where `hydra-ddp timeline` draws, unless it is told."""
+        return os.path.join(self.folder, _TIMELINE)
 
 
 def make_job_folder(paths: JobPaths) -> None:
@@ -121,7 +128,7 @@ def make_job_folder(paths: JobPaths) -> None:
         OSError: when the directory cannot be made or written.
     """
     os.makedirs(paths.folder, exist_ok=True)
-    of_the_sweep = (_CLAIM, _JOURNAL, _NODES)
+    of_the_sweep = (_CLAIM, _JOURNAL, _NODES, _RESULTS, _TIMELINE)
     move_aside(paths.folder, [entry for entry in os.listdir(paths.folder) if entry not in of_the_sweep])
 
 
@@ -146,14 +153,19 @@ def move_aside(folder: str, entries: Sequence[str]) -> str | None:
 
 
 @contextlib.contextmanager
-def _replacing(path: str) -> Iterator[int]:
-    """Give a descriptor of a private temporary file that takes the place of `path` when the block ends well."""
+def _replacing(path: str, mode: int) -> Iterator[int]:
+    """Give a descriptor of a temporary file that takes the place of `path` when the block ends well.
+
+    Args:
+        path: The file.
+        mode: Its permissions, of which the umask takes its part.
+    """
     # By hand, as `tempfile` would take ten milliseconds of every rank's start.
     temporary = f"{path}.{os.getpid()}"
     # One that is there is of an earlier process with our number, which was killed.
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     try:
         try:
             yield descriptor
@@ -168,16 +180,17 @@ def _replacing(path: str) -> Iterator[int]:
 
 def write_private(path: str, data: bytes) -> None:
     """Write a file that only this user can read (mode 0600), whole or not at all."""
-    with _replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
+    with _replacing(path, 0o600) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(data)
 
 
 def write_text(path: str, text: str) -> None:
-    """Write a file that whoever may read the directory can read, whole or not at all."""
-    with _replacing(path) as descriptor:
-        with os.fdopen(os.dup(descriptor), "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text)
-        os.fchmod(descriptor, 0o644)
+    """Write a file that whoever the umask lets can read, whole or not at all."""
+    with (
+        _replacing(path, 0o666) as descriptor,
+        os.fdopen(os.dup(descriptor), "w", encoding="utf-8", errors="surrogateescape") as file,
+    ):
+        file.write(text)
 
 
 def write_payload(paths: JobPaths, payload: Payload) -> str:

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 _RESOLVER_NAME = re.compile(r"\$\{\s*([A-Za-z_][\w.]*)\s*:")
 # Options that each job's own config has the last word on.
 SIZE_OPTIONS = ("nproc_per_node", "devices_per_rank")
-_INTERPOLATION = re.compile(r"(\\*)(\$\{)")
+_INTERPOLATION = re.compile(r"(?<!\\)(\\*)(\$\{)")
 
 
 @contextlib.contextmanager

@@ -43,7 +43,7 @@ class Journal:
         self._waiting += json.dumps({"event": type(event).__name__, **vars(event)}).encode() + b"\n"
         try:
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(self._path, flags, 0o644)
+            descriptor = os.open(self._path, flags, 0o666)
             try:
                 if not self._mended:
                     _end_torn_line(descriptor)

@@ -26,11 +26,12 @@ class Ledger:
     Attributes:
         record: What is known by now.
         failures: Jobs that have failed in this run.
+        results: The table of the jobs that are over; None: none is written.
     """
 
     def __init__(self, paths: SweepPaths | None, record: SweepRecord | None = None) -> None:
         self._journal = Journal(None if paths is None else paths.journal)
-        self._results = None if paths is None else paths.results
+        self.results = None if paths is None else paths.results
         self.record = SweepRecord() if record is None else record
         self.failures = 0
         self._results_are_old = False
@@ -53,16 +54,16 @@ class Ledger:
             last: Nothing more will come for a while.
         """
         began = time.monotonic()
-        if self._results is None or not self._results_are_old or (began < self._write_after and not last):
+        if self.results is None or not self._results_are_old or (began < self._write_after and not last):
             return
         self._results_are_old = False
         over = self.record.in_state(JobState.COMPLETED, JobState.FAILED, JobState.NEVER_STARTED)
         try:
-            write_results(self._results, sorted(over, key=lambda job: job.number))
+            write_results(self.results, sorted(over, key=lambda job: job.number))
         except OSError as error:
             why = error.strerror or error
             if not self._said:
-                _log.warning("%s cannot be written: %s. It is tried again when the next job ends", self._results, why)
+                _log.warning("%s cannot be written: %s. It is tried again when the next job ends", self.results, why)
             # Perhaps at the next job's end.
             self._said = True
         ended = time.monotonic()

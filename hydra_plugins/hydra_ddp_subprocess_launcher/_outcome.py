@@ -6,12 +6,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 
 from . import _pickling
 from ._specs import Outcome
+from ._words import bounded, bounded_lines
 
 
 def after_exit(stop: SystemExit) -> tuple[Outcome, int]:
@@ -54,6 +56,38 @@ def failure(
         failed_at=time.time(),
         remote=remote or None,
     )
+
+
+def as_stored(outcome: Outcome, main: Mapping[str, Any] | None) -> Outcome:
+    """Return an outcome whose texts are bounded: a message may have megabytes, and all of it is in the log.
+
+    Args:
+        outcome: What happened.
+        main: Names of the program's `__main__`.
+    """
+    stored = replace(
+        outcome,
+        summary=bounded(outcome.summary),
+        traceback=bounded_lines(outcome.traceback),
+        note=bounded(outcome.note),
+        lost=bounded(outcome.lost),
+    )
+    if stored.traceback == outcome.traceback:
+        return stored
+    # Hydra 1.4's fields have the texts once more.
+    return replace(stored, exception=_attempt(lambda: _with_short_words(outcome.exception, main)), remote=None)
+
+
+def _with_short_words(pickled: bytes | None, main: Mapping[str, Any] | None) -> bytes | None:
+    """Return a pickled exception with bounded texts; None where they cannot be bounded."""
+    if pickled is None:
+        return None
+    error: BaseException = _pickling.loads(pickled)
+    error.args = tuple(bounded_lines(part) if isinstance(part, str) else part for part in error.args)
+    if notes := getattr(error, "__notes__", None):
+        error.__dict__["__notes__"] = [bounded_lines(note) for note in notes]
+    text = "".join(traceback.format_exception(error))
+    return _rebuildable(error, main) if bounded_lines(text) == text else None
 
 
 def _without_hydra_frames(error: BaseException) -> BaseException:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from hydra.types import HydraContext, TaskFunction
+from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from . import _environment, _freeze, _machine
@@ -78,7 +78,7 @@ def prepare_sweep(
     _warn_of_rank_values()
     spool = ComposeSpool(context.config_loader, footprint.restore if footprint is not None else lambda: None)
     spool.record()
-    summary = _summary(entry, config, paths.sweep_dir, settings.nnodes if cluster is None else 1)
+    summary = _summary(context, entry, config, paths.sweep_dir, settings.nnodes if cluster is None else 1)
     gathering = None
     if settings.nnodes > 1 and footprint is None and cluster is None:
         gathering = Gathering.gather(paths.meetings, settings.node_rank, settings.nnodes)
@@ -236,13 +236,22 @@ def _show_at_the_end(summary: Summary, ledger: Ledger) -> None:
         summary.show(ledger)
 
 
-def _summary(entry: ProgramEntry | FunctionEntry, config: DictConfig, sweep_dir: str, nnodes: int) -> Summary:
+def _summary(
+    context: HydraContext, entry: ProgramEntry | FunctionEntry, config: DictConfig, sweep_dir: str, nnodes: int
+) -> Summary:
     command: tuple[str, ...] = ()
     if isinstance(entry, ProgramEntry):
         command = (*typed_command(entry), *entry.flags, *entry.config_name, "-m", *entry.program.overrides)
     hydra, task = (OmegaConf.to_container(one) for one in (config.hydra.overrides.hydra, config.hydra.overrides.task))
     assert isinstance(hydra, list) and isinstance(task, list)
-    return Summary(command, tuple(hydra), tuple(task), sweep_dir, is_basic(config), has_one_batch(config), nnodes)
+    loader, name = context.config_loader, config.hydra.job.config_name
+
+    def compose(overrides: list[str]) -> DictConfig:
+        composed: DictConfig = loader.load_configuration(name, overrides, RunMode.MULTIRUN)
+        return composed
+
+    batch = has_one_batch(config)
+    return Summary(command, tuple(hydra), tuple(task), sweep_dir, is_basic(config), batch, compose, nnodes)
 
 
 def _pool_and_gate(settings: LaunchSettings, sweep_dir: str, *, here: bool) -> tuple[Pool, DeviceGate]:

@@ -187,6 +187,7 @@ class _Rank:
             sys.stderr.flush()
         if os.getpid() != process:
             raise SystemExit(code)
+        outcome = _outcome.as_stored(outcome, main)
         if outcome.traceback:
             with contextlib.suppress(OSError):
                 self._write_error_file(outcome)

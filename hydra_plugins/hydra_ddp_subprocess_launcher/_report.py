@@ -5,14 +5,15 @@ from __future__ import annotations
 import io
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hydra.core.utils import filter_overrides
 
 from ._records import JobRecord, JobState
-from ._words import counted, numbered
+from ._words import bounded, counted, numbered
 
 _LEAST_WIDTH = 40
+_LONGEST_OVERRIDE = 300
 _WIDTH_WITHOUT_TERMINAL = 120
 _TITLES = ("job", "overrides", "status", "value", "time", "devices", "cause")
 UNGROUPED = (
@@ -24,7 +25,7 @@ _OPTIONAL = ("value", "devices", "cause")
 
 def override_line(overrides: Sequence[str]) -> str:
     """Return the overrides of a job as the basic launcher shows them."""
-    return " ".join(filter_overrides(overrides))
+    return bounded(" ".join(bounded(part, _LONGEST_OVERRIDE) for part in filter_overrides(overrides)))
 
 
 def shown(text: str) -> str:
@@ -58,10 +59,6 @@ def results_table(jobs: Sequence[JobRecord]) -> str:
     Args:
         jobs: Jobs that are over, or of a sweep that is.
     """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     rows = [
         {
             "job": str(job.number),
@@ -74,20 +71,37 @@ def results_table(jobs: Sequence[JobRecord]) -> str:
         }
         for job in jobs
     ]
-    table = Table(box=None, pad_edge=False, header_style="")
     titles = [title for title in _TITLES if title not in _OPTIONAL or any(row[title] for row in rows)]
-    for title in titles:
-        table.add_column(title, justify="right" if title in ("job", "time") else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(row[title]) for title in titles))
-    width = max(_LEAST_WIDTH, shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 24)).columns)
-    out = io.StringIO()
-    Console(file=out, width=width, color_system=None, legacy_windows=False).print(table)
+    table = text_table(titles, [[row[title] for title in titles] for row in rows], right=("job", "time"))
     counts = {state: sum(job.state is state for job in jobs) for state in JobState}
     always = (JobState.COMPLETED, JobState.FAILED)
     said = [f"{count} {state.value.lower()}" for state, count in counts.items() if count or state in always]
     last = f"{counted(len(jobs), 'job')}: {', '.join(said)}"
-    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    lines = [table]
     if ungrouped := [job.number for job in jobs if job.ungrouped]:
         lines.append(f"Warning: {numbered('job', ungrouped)}: {UNGROUPED}")
     return "\n".join([*lines, last])
+
+
+def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str]) -> str:
+    """Return a table as wide as the terminal.
+
+    Args:
+        titles: Of its columns.
+        rows: Their cells.
+        right: Titles of the columns that are set flush right.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="")
+    for title in titles:
+        # A title is no markup.
+        table.add_column(Text(title), justify="right" if title in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    width = max(_LEAST_WIDTH, shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 24)).columns)
+    out = io.StringIO()
+    Console(file=out, width=width, color_system=None, legacy_windows=False).print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())

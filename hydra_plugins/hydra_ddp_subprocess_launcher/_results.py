@@ -16,10 +16,11 @@ from ._records import JobRecord
 from ._signals import advice_on_exit, describe_end, describe_exit
 from ._specs import OUTPUT_LOST, GroupReport, Outcome
 from ._start import JobStart
-from ._words import counted, numbered
+from ._words import MOST_OF_A_CAUSE, bounded, bounded_lines, counted, numbered
 
 _SHOWN_LOG_LINES = 20
 _SHOWN_TRACEBACK_LINES = 25
+_SHOWN_LINE = 500
 _SEE_LOG = "The log of each rank is in {folder}."
 
 
@@ -117,14 +118,15 @@ def judge_safely(report: GroupReport | None, start: JobStart, keeper_code: int |
     try:
         return judge(report, start, keeper_code)
     except (Exception, SystemExit) as error:  # noqa: BLE001  (what is the user's may raise wherever it is touched)
-        why = f"what its ranks stored cannot be used: {type(error).__name__}: {error}"
+        why = f"what its ranks stored cannot be used: {type(error).__name__}: {bounded(str(error))}"
         return failed_before_start(JobFailedError(f"{why}\nThe logs are in {start.paths.folder}."))
 
 
 def failed_before_start(error: Exception) -> Verdict:
     """Return the verdict on a job whose ranks were never started."""
-    summary = " ".join(str(error).split())
-    return Verdict(completed=False, value=error, cause=summary, block=f"{type(error).__name__}: {error}")
+    text = bounded_lines(str(error))
+    summary = bounded(" ".join(text.split()))
+    return Verdict(completed=False, value=error, cause=summary, block=f"{type(error).__name__}: {text}")
 
 
 def not_begun(why: str) -> Verdict:
@@ -176,7 +178,9 @@ def value_of(outcome: Outcome) -> tuple[Any, tuple[str, ...]]:
         try:
             return _pickling.loads(outcome.value), ()
         except (Exception, SystemExit) as error:  # noqa: BLE001  (a pickle can fail with anything, such as a module's exit)
-            value = LostValue(f"cannot be loaded in the launching process ({type(error).__name__}: {error})")
+            value = LostValue(
+                f"cannot be loaded in the launching process ({type(error).__name__}: {bounded(str(error))})"
+            )
             return value, (f"the job's value {value.reason}",)
     if outcome.lost:
         return LostValue(outcome.lost), (f"the job's value is lost: {outcome.lost}",)
@@ -196,7 +200,7 @@ def _failed(
     if failure is not None and failure.traceback:
         lines += ["", *_shortened(failure.traceback.rstrip().splitlines()), ""]
     elif rank is not None and rank in logged and (tail := last_lines(paths.log(rank), _SHOWN_LOG_LINES)):
-        lines += ["", f"Last lines of rank {rank}:", *(f"  {line}" for line in tail), ""]
+        lines += ["", f"Last lines of rank {rank}:", *(f"  {line}" for line in _shortened(tail)), ""]
     broken = unusable_folder(paths) if rank is not None and outcomes[rank] is None else None
     if broken is not None:
         advice = f"The run directory {paths.run_dir} cannot be used any more: {broken}."
@@ -212,6 +216,7 @@ def _failed(
         cause = f"{rank_name(report, failure.rank, len(outcomes))}: {failure.summary}"
     if broken is not None:
         cause = f"{cause}; {broken}"
+    cause = bounded(cause, 2 * MOST_OF_A_CAUSE)
     outcome = outcomes[rank] if rank is not None else None
     error = _rebuilt_exception(outcome)
     if outcome is None or error is None:
@@ -225,10 +230,11 @@ def _failed(
 
 
 def _shortened(lines: Sequence[str]) -> list[str]:
+    shown = [bounded(line, _SHOWN_LINE) for line in lines[-_SHOWN_TRACEBACK_LINES:]]
     if len(lines) <= _SHOWN_TRACEBACK_LINES:
-        return list(lines)
+        return shown
     left_out = counted(len(lines) - _SHOWN_TRACEBACK_LINES, "line")
-    return [f"  … {left_out} more in the log", *lines[-_SHOWN_TRACEBACK_LINES:]]
+    return [f"  … {left_out} more in the log", *shown]
 
 
 def _rebuilt_exception(outcome: Outcome | None) -> Exception | None:

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from . import _pickling
 from ._claim import Claim
 from ._cluster import Cluster
+from ._commands import GIVEN_JOBS
 from ._devices import DeviceGate
 from ._entry import FunctionEntry, ProgramEntry
 from ._files import SweepPaths
@@ -134,9 +135,11 @@ class Sweep:
 
 def has_one_batch(config: DictConfig) -> bool:
     """Return whether a sweep's jobs are all handed over at once."""
+    if config.hydra.sweeper._target_ == GIVEN_JOBS:
+        return True
     return is_basic(config) and config.hydra.sweeper.max_batch_size is None
 
 
 def is_basic(config: DictConfig) -> bool:
     """Return whether a sweep has Hydra's own sweeper, which knows all jobs beforehand."""
-    return bool(config.hydra.sweeper._target_ == _BASIC_SWEEPER)
+    return config.hydra.sweeper._target_ in (_BASIC_SWEEPER, GIVEN_JOBS)

@@ -7,6 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+# Characters of a reason that stands on one line, of a line of a longer text, and lines of one.
+MOST_OF_A_CAUSE = 400
+_MOST_OF_A_LINE = 4000
+_MOST_LINES = 400
+
 
 def counted(count: int | str, noun: str) -> str:
     """Return how many there are of a thing: `1 job`, `0 jobs`, `2 processes`.
@@ -26,3 +31,25 @@ def numbered(noun: str, numbers: Sequence[int]) -> str:
 def plural(noun: str) -> str:
     """Return the word for several of a thing."""
     return f"{noun}es" if noun.endswith("s") else f"{noun}s"
+
+
+def bounded(text: str, most: int = MOST_OF_A_CAUSE) -> str:
+    """Return a text of about `most` characters: of a longer one its beginning and its end, and how much is left out."""
+    if len(text) <= most:
+        return text
+    end = most // 4
+    return f"{text[: most - end]} … {len(text) - most} characters left out … {text[len(text) - end :]}"
+
+
+def bounded_lines(text: str, *, lines: int = _MOST_LINES, width: int = _MOST_OF_A_LINE) -> str:
+    """Return a text of several lines, each of them bounded, and of very many the first and the last ones.
+
+    What is not too long stays as it is.
+    """
+    if text.count("\n") <= lines and len(text) <= width:
+        return text
+    every = text.splitlines(keepends=True)
+    if len(every) > lines:
+        first = lines // 4
+        every = [*every[:first], f"… {len(every) - lines} lines left out …\n", *every[first - lines :]]
+    return "".join(bounded(line, width) for line in every)

@@ -1,8 +1,9 @@
-"""The plugins that a rank meets: one in place of a sweeper, and one that keeps its command as the launcher made it."""
+"""The plugins that stand in for a sweeper: in a rank, and if jobs of a sampling sweep are run again."""
 
 import sys
 from typing import Any
 
+from hydra._internal.core_plugins import basic_sweeper
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.plugins.sweeper import Sweeper
@@ -61,3 +62,10 @@ def _overrides_of_rank(argv: list[str]) -> list[str]:
         if argument.startswith("hydra.sweeper.run_dir=") and "ddp_rank" in argv[:place]:
             return argv[place:]
     return []
+
+
+class DDPGivenJobsSweeper(basic_sweeper.BasicSweeper):
+    """Run just the jobs of the command line; the options of the sweeper whose place it takes are ignored."""
+
+    def __init__(self, **_options: Any) -> None:
+        super().__init__(max_batch_size=None)

@@ -241,7 +241,7 @@ def test_every_byte_is_in_the_files(runner: Runner) -> None:
                 size += len(piece)
             assert log.read() == b"" and size == 1600 * 65_536
         if rank == 0:
-            assert sha.hexdigest() in (runner.cwd / "sweep" / "results.csv").read_text()
+            assert sha.hexdigest() in (runner.cwd / "sweep" / ".ddp" / "results.csv").read_text()
 
 
 def test_logging_after_the_sweep(runner: Runner) -> None:

@@ -155,7 +155,7 @@ def test_a_sweep_that_nobody_reads_ends_by_itself(runner: Runner) -> None:
     with unread(runner, app, *options) as (process, _):
         seconds_until(lambda: process.poll() is not None, at_most_s=40)
         assert process.poll() == 0
-    assert (runner.cwd / "sweep/results.csv").read_text().count("COMPLETED") == 3
+    assert (runner.cwd / "sweep/.ddp/results.csv").read_text().count("COMPLETED") == 3
 
 
 def test_one_sigterm_ends_many_batches_that_nobody_reads(runner: Runner) -> None:

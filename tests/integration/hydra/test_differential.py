@@ -71,7 +71,7 @@ class Side:
     ran: Ran
     dumps: dict[tuple[int, str], Facts]
     files: dict[str, bytes | None]
-    """Each path below the base, folders (None) too, with its content; without our `.ddp` folders and results.csv."""
+    """Each path below the base, folders (None) too, with its content; without our `.ddp` folders."""
     own: list[str]
     """The folders, below the base, that have a `.ddp`."""
     base: Path
@@ -117,7 +117,7 @@ def read_files(base: Path) -> tuple[dict[str, bytes | None], list[str]]:
             own.append(str(here.relative_to(base)))
         folders[:] = [name for name in folders if name not in (".ddp", "__pycache__", "dumps")]
         files.update({str((here / name).relative_to(base)) + "/": None for name in folders})
-        for name in set(names) - ({"results.csv"} if (here / ".ddp" / "journal.jsonl").exists() else set()):
+        for name in names:
             content = (here / name).read_bytes()
             if name in ("hydra.yaml", "multirun.yaml"):
                 content = LAUNCHER_LINES.sub("", content.decode()).encode()
@@ -267,7 +267,7 @@ def assert_same(
     assert not any("outputs" in Path(name).parts for name in ours.files)
     sweep_dirs = {os.path.dirname(name) for name in ours.files if os.path.basename(name) == "multirun.yaml"}
     assert set(ours.own) == ours.run_dirs() | sweep_dirs, "a `.ddp` where none belongs, or none"
-    assert sweep_dirs == {folder for folder in ours.own if (ours.root / folder / "results.csv").exists()}
+    assert sweep_dirs == {folder for folder in ours.own if (ours.root / folder / ".ddp" / "results.csv").exists()}
 
 
 def raw(side: Side, key: str, job: int = 0) -> str:

@@ -77,7 +77,7 @@ class Nodes:
         self.runner.wait_until(lambda: all(map(self.notes.has, names)), what=f"{names}")
 
     def table(self) -> list[dict[str, str]]:
-        with (self.sweep_dir / "results.csv").open() as file:
+        with (self.sweep_dir / ".ddp" / "results.csv").open() as file:
             return list(csv.DictReader(file))
 
 

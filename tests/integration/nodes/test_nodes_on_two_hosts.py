@@ -81,7 +81,7 @@ def test_two_ranks_on_each_of_two_hosts(
     nodes = [start(node, app, "+x=1,10", f"hydra.launcher.master_addr={head}") for node in (0, 1)]
     (code, output), (other_code, other) = map(finish, nodes)
     assert (code, other_code) == (0, 0), output + other
-    with (runner.cwd / "sweep" / "results.csv").open() as file:
+    with (runner.cwd / "sweep" / ".ddp" / "results.csv").open() as file:
         assert [float(row["value"]) for row in csv.DictReader(file)] == [10, 100]
     runner.assert_nothing_left()
 

@@ -60,7 +60,7 @@ def began(runner: Runner) -> list[int]:
 
 
 def table(runner: Runner) -> list[dict[str, str]]:
-    with (runner.cwd / "sweep" / "results.csv").open(encoding="utf-8") as file:
+    with (runner.cwd / "sweep" / ".ddp" / "results.csv").open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
@@ -290,7 +290,7 @@ def test_a_directory_with_an_earlier_sweep(runner: Runner) -> None:
     """Without `resume` what was recorded moves aside, never overwritten, and that is said in one line."""
     sweep(runner, "x=1,2")
     folder = runner.cwd / "sweep" / ".ddp"
-    journal, results = (folder / "journal.jsonl").read_bytes(), (runner.cwd / "sweep" / "results.csv").read_bytes()
+    journal, results = (folder / "journal.jsonl").read_bytes(), (folder / "results.csv").read_bytes()
     second = sweep(runner, "x=3")
     assert second.stdout.count("What an earlier sweep recorded in this directory is now in") == 1
     assert (folder / "earlier_0" / "journal.jsonl").read_bytes() == journal
@@ -438,7 +438,7 @@ def test_the_example_stopped_half_way(runner: Runner) -> None:
     assert list(decisions(second).values())[:2] == ["is not run: done"] * 2
 
     def facts(folder: str) -> list[tuple[str, ...]]:
-        with (runner.cwd / folder / "results.csv").open() as file:
+        with (runner.cwd / folder / ".ddp" / "results.csv").open() as file:
             return [(row["job"], row["lr"], row["model"], row["status"], row["value"]) for row in csv.DictReader(file)]
 
     assert facts("sweep") == facts("whole")

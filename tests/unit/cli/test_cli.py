@@ -381,7 +381,7 @@ def test_what_a_timeline_shows(sweep: SweepPaths) -> None:
     """It lies in the sweep directory, and names the jobs, how they ended, the devices and the start."""
     pytest.importorskip("matplotlib")
     assert _cli.main(["timeline", "-d", sweep.sweep_dir]) == 0
-    text = (Path(sweep.sweep_dir) / "timeline.svg").read_text()
+    text = Path(sweep.timeline).read_text()
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1))
     for words in ("completed", "failed", "lost", "device", f"4 jobs on 2 devices, started {began}"):
         assert f">{words}</text>" in text

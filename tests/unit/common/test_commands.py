@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from hydra_plugins.hydra_ddp_subprocess_launcher._commands import (
+    GIVEN_JOBS,
     overrides_again,
+    overrides_of_given_jobs,
     rank_line,
     repeat_line,
     shell_comment,
@@ -133,12 +135,10 @@ def test_the_sweep_of_the_failed_jobs() -> None:
         "hydra.sweep.dir='/sweeps/it\\'s'",
         "hydra.launcher.resume=failed",
     ]
-    assert overrides_again([*typed, "+hydra/sweeper=optuna", "hydra.sweeper.n_trials=3"], "/one", resume=None) == [
-        "hydra/launcher=ddp_subprocess",
-        "hydra.launcher.nproc_per_node=2",
-        "hydra/sweeper=basic",
-        "hydra.sweep.dir=/one_again",
-    ]
+    sampled = ["+hydra/sweeper=optuna", "hydra/sweeper/sampler=random", "hydra.sweeper.n_trials=3"]
+    short, whole = overrides_of_given_jobs([*typed, *sampled], "/one")
+    assert short == [*ours, "hydra/sweeper=basic", "hydra.sweep.dir=/one"]
+    assert whole == [*ours, *sampled, f"hydra.sweeper._target_={GIVEN_JOBS}", "hydra.sweep.dir=/one"]
 
 
 @pytest.mark.parametrize("found", [True, False])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._words import counted, numbered
+from hydra_plugins.hydra_ddp_subprocess_launcher._words import bounded, bounded_lines, counted, numbered
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,12 @@ def test_how_many(count: int | str, noun: str, said: str) -> None:
 def test_which_ones() -> None:
     """The word goes with how many are named."""
     assert (numbered("rank", [1]), numbered("rank", [0, 2])) == ("rank 1", "ranks 0, 2")
+
+
+@pytest.mark.parametrize("text", ["", "short", "a\nb\n", "x" * 10_000, "x\n" * 10_000, "x\r\n\x0c" * 5000, "é" * 9999])
+def test_bounded_texts(text: str) -> None:
+    """What is short stays; of what is long both ends stay, and to bound it again changes nothing."""
+    short = bounded_lines(text, lines=20, width=100)
+    assert len(short) < 20 * 150 and bounded_lines(short, lines=25, width=200) == short
+    assert text.startswith(short[:2]) and text.endswith(short[-1:])
+    assert bounded(text, 10_000) == text[:10_000] or len(bounded(text, 10_000)) < 10_100

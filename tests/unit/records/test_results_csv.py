@@ -150,8 +150,8 @@ def test_whole_at_any_moment(tmp_path: Path) -> None:
 
     def read() -> None:
         while not done.is_set():
-            if (tmp_path / "results.csv").exists():
-                text = (tmp_path / "results.csv").read_text()
+            if (tmp_path / ".ddp" / "results.csv").exists():
+                text = (tmp_path / ".ddp" / "results.csv").read_text()
                 table = list(csv.DictReader(io.StringIO(text)))
                 assert text.endswith("\n") and all(row["cause"] is not None for row in table)
                 counts.append(len(table))
@@ -177,9 +177,9 @@ def test_many_jobs_cost_little(tmp_path: Path) -> None:
     last = None
     for number in range(3000):
         ledger.note(JobEnded(1, number, True, 0.5, "0.5", "", 1.0))
-        now = (tmp_path / "results.csv").stat().st_ino
+        now = (tmp_path / ".ddp" / "results.csv").stat().st_ino
         writes += now != last
         last = now
     ledger.settle(last=True)
     assert writes < 1000
-    assert len((tmp_path / "results.csv").read_text().splitlines()) == 3001
+    assert len((tmp_path / ".ddp" / "results.csv").read_text().splitlines()) == 3001
