@@ -12,6 +12,7 @@ from hydra.version import VersionBase
 
 from support.runner import Runner
 
+TESTS = Path(__file__).parent
 # Their fixtures are everybody's.
 pytest_plugins = ("support.slurm_cluster", "support.two_hosts", "support.spawning")
 
@@ -23,12 +24,38 @@ def pytest_configure() -> None:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run all tests, not only those of the default lane")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Run two tests a core, as most of them wait; named tests run in this process."""
+    return 0 if any("::" in argument for argument in config.args) else 2 * len(os.sched_getaffinity(0))
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs a SLURM cluster, so that `-m "not slurm"` leaves it out."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put tests into lanes, keep those together that share something, and leave out what only the full lane runs."""
     for item in items:
+        lane = item.path.relative_to(TESTS).parts[0]
+        if lane == "unit":
+            item.add_marker("unit")
+        if lane == "integration" and not is_sample(item):
+            item.add_marker("full")
         if "slurm_cluster" in getattr(item, "fixturenames", ()):
             item.add_marker("slurm")
+            item.add_marker(pytest.mark.xdist_group("slurm"))
+    if not config.getoption("full"):
+        left_out = [item for item in items if item.get_closest_marker("full")]
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=left_out)
+
+
+def is_sample(item: pytest.Item) -> bool:
+    """Return if a test, with these parameters, stands for its kind in the default lane."""
+    marker = item.get_closest_marker("sample")
+    chosen = item.name.partition("[")[2].removesuffix("]")
+    return marker is not None and (not marker.args or chosen in marker.args)
 
 
 @pytest.fixture(autouse=True)

@@ -170,7 +170,7 @@ def test_a_reader_that_goes_away(runner: Runner) -> None:
             f"{program} | head -n 1; echo ${{PIPESTATUS[0]}}",
             f"{program} -f | head -n 1; echo ${{PIPESTATUS[0]}}",
         ):
-            ran = runner.run("bash", "-c", line, timeout_s=30)
+            ran = runner.run("bash", "-c", line)
             assert (ran.stdout, ran.stderr) == ("line 0 of job 0 rank 0\n0\n", "")
         full = runner.run("bash", "-c", f"{program} > /dev/full")
         assert full.returncode == 1

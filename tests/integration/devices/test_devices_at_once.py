@@ -32,7 +32,7 @@ from support.notes import (
     finish,
     state_of,
 )
-from support.runner import APPS, Runner
+from support.runner import APPS, PATIENCE_S, Runner
 
 if TYPE_CHECKING:
     import subprocess
@@ -41,7 +41,7 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 RECORDING = "hydra/sweeper=recording"
 MakeIds = Callable[[int], list[str]]
 # An option, so that what is waited for in vain does not hang the tests.
-LIMIT = "hydra.launcher.timeout_min=0.5"
+LIMIT = "hydra.launcher.timeout_min=3"
 SIZED = "hydra.launcher.nproc_per_node=${oc.select:size,1}"
 
 
@@ -310,7 +310,7 @@ def test_devices_of_a_killed_sweep(tmp_path: Path, killed: str, new_ids: MakeIds
         for pid in pids:
             os.kill(pid, 9)
         ended: float | None = None
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         obtained = 0
         while obtained < len(names):
             obtained = sum(map(locks.obtain, names))

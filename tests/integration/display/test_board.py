@@ -506,14 +506,14 @@ def test_a_terminal_that_nobody_reads(runner: Runner) -> None:
     """While the terminal takes nothing (Ctrl-S, a hung connection) jobs start and end, and one SIGTERM works."""
     with watching(runner, "x=range(6)", "lines=300", "hydra.launcher.tee_ranks=all") as person:
         # Nobody looks from here on: the terminal is full soon.
-        runner.wait_until((runner.cwd / "sweep/5/.ddp/outcome_0.pkl").exists, timeout_s=60)
+        runner.wait_until((runner.cwd / "sweep/5/.ddp/outcome_0.pkl").exists)
         assert person.end() == 0
     with watching(runner, "x=range(6)", "lines=3000", "until=never", "hydra.launcher.tee_ranks=all") as person:
-        runner.wait_until((runner.cwd / "sweep/1/.ddp/rank_0.log").exists, timeout_s=60)
+        runner.wait_until((runner.cwd / "sweep/1/.ddp/rank_0.log").exists)
         # The terminal is full by then.
         time.sleep(1)
         person.child.kill(signal.SIGTERM)
-        runner.wait_until(lambda: state_of(person.child.pid)[0] in ("", "Z"), timeout_s=30, what="the end")
+        runner.wait_until(lambda: state_of(person.child.pid)[0] in ("", "Z"), what="the end")
     runner.assert_nothing_left()
 
 

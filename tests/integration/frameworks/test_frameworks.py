@@ -53,7 +53,6 @@ def start(runner: Runner, command: list[str], **env: str) -> Ran:
         *rest,
         f"hydra.sweep.dir={runner.cwd / 'sweep'}",
         env={"PYTHONPATH": str(noted), **env},
-        timeout_s=240,
     )
 
 

@@ -408,7 +408,7 @@ def test_a_command_without_its_environment(runner: Runner) -> None:
 def test_a_job_of_a_real_sweep_is_run_again(runner: Runner, fails: bool) -> None:
     """The commands of job.json, pasted after the sweep, do in both ranks what was done before."""
     steps = ["+r0=[meet]", "+r1=[meet,leave:3]" if fails else "+r1=[meet]"]
-    swept, notes = behave(runner, "x=1,2", *steps, *NASTY, "+hydra.job.env_set.MY_TOKEN=s3cret", timeout_s=90)
+    swept, notes = behave(runner, "x=1,2", *steps, *NASTY, "+hydra.job.env_set.MY_TOKEN=s3cret")
     assert swept.returncode == int(fails), swept.output
     before = {rank: notes.read(f"body_1_{rank}") for rank in (0, 1)}
     facts = json.loads((job_folder(runner, 1) / "job.json").read_text(encoding="utf-8"))

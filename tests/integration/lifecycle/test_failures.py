@@ -504,7 +504,7 @@ def test_a_lost_helper_process_costs_at_most_one_job(runner: Runner, lost: str) 
         os.kill(keeper if lost == "keeper" else spawner, signal.SIGKILL)
         if lost == "keeper":
             first = pids(notes)
-            runner.wait_until(lambda: not any(is_running(pid) for pid in first), timeout_s=10, what="the end of job 0")
+            runner.wait_until(lambda: not any(is_running(pid) for pid in first), what="the end of job 0")
         (notes.folder / "go.json").write_text("{}")
         finish(process)
         assert notes.statuses() == ["FAILED" if lost == "keeper" else "COMPLETED", "COMPLETED"]

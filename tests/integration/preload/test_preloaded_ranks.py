@@ -731,9 +731,7 @@ def test_random_numbers_and_threads_of_torch(runner: Runner) -> None:
     app = write_app(runner, TORCH, uses=USES_TORCH)
     sides = []
     for preload in ("null", "[numpy,torch,torch.distributed,uses,hydra]"):
-        ran = runner.python(
-            app, *launch(runner, preload, nproc=2), "x=0,1,2", env={"OMP_NUM_THREADS": "4"}, timeout_s=280
-        )
+        ran = runner.python(app, *launch(runner, preload, nproc=2), "x=0,1,2", env={"OMP_NUM_THREADS": "4"})
         assert ran.returncode == 0, ran.output
         sides.append([found(log_of(runner, job, rank)) for job in (0, 1, 2) for rank in (0, 1)])
         shutil.rmtree(runner.cwd / "sweep")
@@ -752,7 +750,7 @@ def test_auto_preloads_torch(runner: Runner) -> None:
     program = app_text("print('FOUND', [SHARED, torch.rand(3).sum().item() > 0])")
     # At the first line of the program, which itself imports torch.
     head = "import sys\nSHARED = 'torch' in sys.modules\nimport numpy, torch\n"
-    ran = runner.python(write(runner, app=head + program), *launch(runner, "auto", nproc=2), "x=0,1", timeout_s=280)
+    ran = runner.python(write(runner, app=head + program), *launch(runner, "auto", nproc=2), "x=0,1")
     assert ran.returncode == 0, ran.output
     assert "left out" not in ran.output
     assert "Preloaded: numpy, torch, torch.distributed, omegaconf, hydra" in ran.stdout
@@ -769,7 +767,7 @@ def test_a_module_that_starts_threads_by_torch(runner: Runner) -> None:
         many=many,
         body="import many, torch; print('FOUND', [many.PID == os.getpid(), torch.rand(9).sum() > 0])",
     )
-    ran = runner.python(app, *launch(runner, "[torch,many]"), timeout_s=280)
+    ran = runner.python(app, *launch(runner, "[torch,many]"))
     assert ran.returncode == 0, ran.output
     words = r"preload: many is left out: importing it starts \d threads, which a fork would not have"
     assert re.search(words, " ".join(ran.stdout.split())), ran.stdout

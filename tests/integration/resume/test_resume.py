@@ -424,16 +424,16 @@ def test_the_example_stopped_half_way(runner: Runner) -> None:
     """The example sweep, stopped by Ctrl-C half way and resumed, has the table of one that was not stopped."""
     app = ROOT / "example_app" / "train.py"
     overrides = ["lr=0.1,0.01", "model=mlp,cnn", "epochs=3"]
-    whole = runner.python(*arguments(*overrides, "hydra.sweep.dir=whole", nproc=2, app=app), timeout_s=200)
+    whole = runner.python(*arguments(*overrides, "hydra.sweep.dir=whole", nproc=2, app=app))
     assert whole.returncode == 0, whole.output
     process = runner.start(sys.executable, *arguments(*overrides, nproc=2, app=app), start_new_session=True)
     with process:
         journal = runner.cwd / "sweep" / ".ddp" / "journal.jsonl"
-        runner.wait_until(lambda: journal.exists() and journal.read_text().count('"JobEnded"') == 2, timeout_s=100)
+        runner.wait_until(lambda: journal.exists() and journal.read_text().count('"JobEnded"') == 2)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
     assert process.returncode in (130, -signal.SIGINT)
-    second = runner.python(*arguments(*overrides, "hydra.launcher.resume=unfinished", nproc=2, app=app), timeout_s=200)
+    second = runner.python(*arguments(*overrides, "hydra.launcher.resume=unfinished", nproc=2, app=app))
     assert second.returncode == 0, second.output
     assert list(decisions(second).values())[:2] == ["is not run: done"] * 2
 

@@ -13,6 +13,7 @@ import pytest
 
 from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import Limits
+from support.runner import PATIENCE_S
 
 BIG = b"x" * (8 << 20)
 
@@ -31,7 +32,7 @@ def frame(message: object) -> bytes:
     return struct.pack("!Q", len(data)) + data
 
 
-def collect(receiver: Channel, sender: Channel, count: int, timeout_s: float = 20) -> list[Any]:
+def collect(receiver: Channel, sender: Channel, count: int, timeout_s: float = PATIENCE_S) -> list[Any]:
     """Let both ends run in turn until so many messages have arrived."""
     messages: list[Any] = []
     deadline = time.monotonic() + timeout_s

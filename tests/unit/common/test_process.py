@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _process
+from support.runner import PATIENCE_S
 
 if TYPE_CHECKING:
     from support.runner import Runner
@@ -43,7 +44,7 @@ def is_alive(pid: int) -> bool:
 
 def say(runner: Runner, code: str) -> Any:
     """Return what code prints as JSON in a process of its own."""
-    ran = runner.python("-c", PRELUDE + textwrap.dedent(code), timeout_s=30)
+    ran = runner.python("-c", PRELUDE + textwrap.dedent(code), timeout_s=PATIENCE_S)
     assert ran.stderr == ""
     return json.loads(ran.stdout)
 
@@ -176,7 +177,7 @@ def test_descendants(runner: Runner) -> None:
         )
         subprocess.Popen(["sh", "-c", script])
         names = ("root", "child", "session", "orphan")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while not all(Path(name).exists() and Path(name).read_text() for name in names):
             assert time.monotonic() < deadline
             time.sleep(0.01)
