@@ -82,6 +82,7 @@ def _places(jobs: tuple[int, ...]) -> list[tuple[int, int]]:
     return [(job, rank) for job in jobs for rank in range(2)]
 
 
+@pytest.mark.sample
 def test_a_live_sweep(runner: Runner) -> None:
     """Its state, its logs, the board as a picture, and a timeline of what runs; afterwards its table."""
     at_once = "hydra.launcher.max_parallel_jobs=2"
@@ -202,6 +203,7 @@ def test_commands_run_the_ranks_again(runner: Runner) -> None:
     assert "ValueError: bad x=3" in again.output
 
 
+@pytest.mark.sample
 def test_stop(runner: Runner) -> None:
     """The running jobs are ended, no other one is started, and the words before tell so."""
     with talking(runner, "x=0,1", "until=never", "hydra.launcher.grace_period_s=7") as process:

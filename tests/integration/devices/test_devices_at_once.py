@@ -87,6 +87,7 @@ def most_at_once(*sweeps: Notes) -> int:
 # --- one sweep
 
 
+@pytest.mark.sample
 def test_five_jobs_on_two_sets(runner: Runner, new_ids: MakeIds) -> None:
     """Five jobs of varied length on four ids, two each: no device twice, at most two jobs at once, all done."""
     ids = new_ids(4)
@@ -145,6 +146,7 @@ def test_fewer_jobs_than_devices(runner: Runner, new_ids: MakeIds) -> None:
     assert most_at_once(notes) == 1
 
 
+@pytest.mark.sample("3,5,7")
 @pytest.mark.parametrize("visible", ["3,5,7", "MIG-a,MIG-b", "GPU-8a5b-1,GPU-8a5b-2"])
 def test_what_the_launching_process_may_see(runner: Runner, visible: str) -> None:
     """The parent's visible devices are given out one by one, with the ids as they are."""
@@ -272,6 +274,7 @@ def sweeping(folder: Path, *overrides: str) -> Iterator[tuple[subprocess.Popen[s
             process.kill()
 
 
+@pytest.mark.sample
 def test_two_sweeps_on_the_same_devices(tmp_path: Path, new_ids: MakeIds) -> None:
     """Two sweeps started together share the devices without ever having one twice; who waits says for whom."""
     ids = devices(new_ids(2))

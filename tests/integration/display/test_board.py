@@ -60,6 +60,7 @@ def board_of(person: Person) -> list[str]:
     return lines[starts[0] :] if starts else []
 
 
+@pytest.mark.sample
 def test_what_a_person_sees_at_80_columns(runner: Runner) -> None:
     """A row a running job, the bar with all counts below, the end of each job above; at the end only the table."""
     with watching(runner, "x=1,2,3", "until=go", "fail_rank=null", "say=step") as person:
@@ -182,6 +183,7 @@ def test_the_lines_of_rank_0_above_the_board(runner: Runner) -> None:
     ]
 
 
+@pytest.mark.sample
 def test_several_streams_have_prefixes(runner: Runner) -> None:
     """With `tee_ranks=all` each line on the terminal is one line of one rank, with its job and rank before it."""
     with watching(runner, "x=1,2", "lines=200", "hydra.launcher.tee_ranks=all", lines=50, columns=100) as person:
@@ -276,6 +278,7 @@ def test_wide_characters(runner: Runner) -> None:
         assert person.end() == 0
 
 
+@pytest.mark.sample
 def test_output_that_is_no_terminal_has_no_escapes(runner: Runner) -> None:
     """With standard output in a file the board is on the terminal, and the file has lines alone."""
     command = " ".join([sys.executable, *arguments("x=1,2", "until=go", at_once=1)])

@@ -180,6 +180,7 @@ def test_one_sigterm_ends_many_batches_that_nobody_reads(runner: Runner) -> None
 # --- somebody reads slowly
 
 
+@pytest.mark.sample
 def test_a_slow_reader_gets_everything_in_order(runner: Runner) -> None:
     """Who reads slowly gets each line of the ranks and of the launching process, whole, and in the order of events."""
     app = write_app(runner)

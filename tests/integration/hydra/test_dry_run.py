@@ -75,6 +75,7 @@ def assert_nothing_ran(runner: Runner) -> None:
 # --- nothing is left behind
 
 
+@pytest.mark.sample("sweep-one-batch")
 @pytest.mark.parametrize("batches", ["null", "1"], ids=["one-batch", "three-batches"])
 @pytest.mark.parametrize("where", ["sweep", "deep/er/sweep", "${now:%Y}/${hydra.job.name}", "."])
 def test_nothing_is_left_of_a_new_directory(runner: Runner, where: str, batches: str) -> None:
@@ -259,6 +260,7 @@ def configs(folder: Path) -> dict[str, object]:
     return saved
 
 
+@pytest.mark.sample
 def test_pasted_commands_do_what_the_sweep_does(runner: Runner) -> None:
     """Both ranks of each job meet, see the job's config, and save the files that a real sweep saves."""
     arguments = ("x=1,2", "+all=meet", *NASTY, "+hydra.job.env_set.GREETING='it\\'s $HOME'")

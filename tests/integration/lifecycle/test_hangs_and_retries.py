@@ -116,6 +116,7 @@ def sweep_in_a_shell(runner: Runner, *overrides: str) -> Iterator[tuple[Shell, N
         shell.process.wait()
 
 
+@pytest.mark.sample
 def test_ctrl_z_and_fg_change_nothing(runner: Runner) -> None:
     """Ranks end while the launching process is stopped by Ctrl-Z, and `fg` collects the job and runs the next."""
     with sweep_in_a_shell(runner, "x=0,1", "+j0.r0=[wait:go,return:7]", "+j0.r1=wait:go", RECORDING) as (
@@ -397,6 +398,7 @@ def attempts(notes: Notes, job: int, rank: int = 0) -> list[dict[str, str]]:
     return [note for note in notes.all(f"attempt_{job}") if note["rank"] == rank]
 
 
+@pytest.mark.sample
 def test_a_failed_group_is_started_again(runner: Runner) -> None:
     """`max_restarts` starts every rank again, on another port, counted in both variables, with earlier logs kept."""
     ran, notes = misbehave(

@@ -36,6 +36,7 @@ SOON = "hydra.launcher.timeout_min=0.04"
 # --- what came too late
 
 
+@pytest.mark.sample("hydra.launcher.timeout_min=0.04")
 @pytest.mark.parametrize("limit", [SOON, "hydra.launcher.exit_timeout_s=0.5"])
 def test_a_value_that_was_returned_for_a_limit(runner: Runner, limit: str) -> None:
     """A job that is ended by a limit has failed, also when its ranks then return what they have by then."""

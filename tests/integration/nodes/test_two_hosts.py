@@ -55,6 +55,7 @@ def ask(runner: Runner, host: Host, address: str, patience_s: float = 10) -> str
     return ran.stdout.strip()
 
 
+@pytest.mark.sample
 def test_they_meet_by_address_and_by_name_alone(
     runner: Runner, two_hosts: TwoHosts, server: subprocess.Popen[str], tmp_path: Path
 ) -> None:

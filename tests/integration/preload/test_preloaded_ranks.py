@@ -105,6 +105,7 @@ HOW = {
 }
 
 
+@pytest.mark.sample("script")
 @pytest.mark.parametrize("how", HOW.values(), ids=HOW)
 def test_a_forked_rank_is_like_a_new_interpreter(runner: Runner, how: list[str]) -> None:
     """Names of `__main__`, command, path, streams, environment, signals, descriptors, threads: all are the same."""
@@ -499,6 +500,7 @@ def test_options_that_need_an_interpreter_for_each_rank(runner: Runner, option: 
     assert f"hydra.launcher.preload has no effect: {words}" in ran.stdout
 
 
+@pytest.mark.sample
 def test_the_function_entry(runner: Runner) -> None:
     """A pickled job function runs in a forked rank, too."""
     app = write_app(runner, names=("good",), good=NOTES_PID)

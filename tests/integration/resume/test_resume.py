@@ -70,6 +70,7 @@ def decisions(result: Ran) -> dict[int, str]:
     return {int(number): said for number, said in found}
 
 
+@pytest.mark.sample
 def test_what_is_done_is_not_run_again(runner: Runner) -> None:
     """Completed jobs give their values again, in order, and only the others run; it is said why of each."""
     first = sweep(runner, "x=1,2,3,4", "fail_once=true,false", "value=list")
@@ -222,6 +223,7 @@ def test_a_config_that_changed(runner: Runner) -> None:
     assert all(said.startswith("is not run: config changed in net.width: 4 → 5") for said in decisions(failed).values())
 
 
+@pytest.mark.sample
 def test_only_what_failed(runner: Runner) -> None:
     """`resume=failed` runs what has failed; what has completed gives its value, and what has never run is not run."""
     sweep(runner, "x=1,2,3", "fail_once=true,false", "hydra.launcher.max_failures=2")
@@ -317,6 +319,7 @@ def test_nothing_to_resume(runner: Runner) -> None:
     assert "There is nothing to resume" in first.stdout
 
 
+@pytest.mark.sample("torn")
 @pytest.mark.parametrize("damage", ["torn", "garbage", "later", "empty"])
 def test_a_damaged_journal(runner: Runner, damage: str) -> None:
     """What can be read is used, what cannot is said, and the next resume reads all."""
@@ -454,6 +457,7 @@ def test_a_dry_run_says_what_would_be_left(runner: Runner) -> None:
     assert {path: path.read_bytes() for path in (runner.cwd / "sweep").rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.sample
 def test_two_sweeps_in_one_directory(runner: Runner) -> None:
     """Of two sweeps that start together in one directory one runs, and the other names it and ends."""
     argv = arguments("x=1,2", "until=go")

@@ -57,6 +57,7 @@ def sacct(job_id: str, *fields: str) -> list[str]:
 # --- running
 
 
+@pytest.mark.sample
 def test_jobs_on_two_nodes(sweeps: Submitting, slurm: SlurmCluster) -> None:
     """Ranks of both nodes meet; each has its place, the job's id and a directory by it; values come in order."""
     ran = sweeps.run(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from support.slurm_cluster import SlurmCluster
 
 
+@pytest.mark.sample
 def test_srun_on_both_nodes(runner: Runner, slurm: SlurmCluster) -> None:
     """Each node has its own host name; in "shared" mode, this machine's."""
     ran = runner.run("srun", "--nodes=2", "sh", "-c", 'echo "$SLURMD_NODENAME $(hostname)"')

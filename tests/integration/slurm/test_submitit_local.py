@@ -36,6 +36,7 @@ def part_of(sweeps: Submitting, job: int = 0) -> int:
     return pid
 
 
+@pytest.mark.sample
 def test_values(sweeps: Submitting) -> None:
     """Ranks meet; they run the program itself, beside its siblings; values come in order; directories go by the id."""
     ran = sweeps.run(
@@ -84,6 +85,7 @@ def test_a_restart(sweeps: Submitting) -> None:
     assert sweeps.values() == [[1, 1]]
 
 
+@pytest.mark.sample
 def test_ctrl_c(sweeps: Submitting) -> None:
     """Ctrl-C in the launching process ends the job that runs and starts no other; all processes go."""
     with sweeps.running("x=1,2", ranks(2), "first=[hang]") as process:
