@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PROJECT = APPS / "diff"
 BASIC = ("hydra/launcher=basic",)
 OURS = ("hydra/launcher=ddp_subprocess", "hydra.launcher.nproc_per_node=2")
-# LAUNCHER_TEST_PRELOAD=auto (conftest.py) compares all programs with ranks that are forks; here some are always.
+# LAUNCHER_TEST_PRELOAD=auto compares all programs with ranks that are forks; here some are always.
 PRELOADED = (*OURS, "hydra.launcher.preload=auto")
 BOTH_STARTS = pytest.mark.parametrize("launcher", [OURS, PRELOADED], ids=["new", "forked"])
 # Keys of Hydra's node that name the launcher: the first documented difference. The lines are theirs in saved YAML.
