@@ -12,6 +12,7 @@ import pytest
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _cli
 from support.documented import PAGES, README, ROOT, Block, blocks, config
+from support.runner import PATIENCE_S
 
 if TYPE_CHECKING:
     from support.runner import Ran, Runner
@@ -110,7 +111,7 @@ def test_the_commands_for_two_nodes_run(project: Runner, page: Path) -> None:
         here = here.replace("nproc_per_node=4", "nproc_per_node=2")
         nodes.append(project.start("bash", "-c", here, env=environment(project)))
     for node in nodes:
-        output = "".join(node.communicate(timeout=120))
+        output = "".join(node.communicate(timeout=PATIENCE_S))
         assert node.returncode == 0, output
     logs = [log.read_text() for log in project.cwd.glob("sweeps/*/*/.ddp/rank_*.log")]
     assert sorted(re.findall(r"rank (\d of \d with lr [\d.]+)", "".join(logs))) == [

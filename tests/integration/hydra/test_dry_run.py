@@ -15,7 +15,7 @@ import yaml
 from hydra_plugins.hydra_ddp_subprocess_launcher import _locks
 from hydra_plugins.hydra_ddp_subprocess_launcher._commands import rank_line
 from support.notes import Notes, behave, behave_environment, job_folder, notes_of, write_app
-from support.runner import APPS
+from support.runner import APPS, PATIENCE_S
 
 if TYPE_CHECKING:
     from support.runner import Ran, Runner
@@ -53,7 +53,7 @@ def paste(runner: Runner, lines: list[str], **env: str) -> list[Ran]:
 
     environment = behave_environment(runner, **env)
     shells = [runner.start("bash", "-c", line, env=environment) for line in lines]
-    return [Ran(shell.wait(), *streams, 0.0) for shell in shells if (streams := shell.communicate(timeout=60))]
+    return [Ran(shell.wait(), *streams, 0.0) for shell in shells if (streams := shell.communicate(timeout=PATIENCE_S))]
 
 
 def listing(folder: Path) -> dict[str, tuple[bytes, int] | None]:

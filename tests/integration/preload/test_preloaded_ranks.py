@@ -17,7 +17,7 @@ import pytest
 from hydra import version
 
 from support.notes import NOISE_S
-from support.runner import APPS, MARKER
+from support.runner import APPS, MARKER, PATIENCE_S
 
 if TYPE_CHECKING:
     from support.runner import Runner
@@ -607,7 +607,7 @@ class Sweeping:
         return pids_of(self.runner, 0) | {"other rank": pids_of(self.runner, 0, 1)["rank"]}
 
     def end(self) -> str:
-        stdout, stderr = self.process.communicate(timeout=60)
+        stdout, stderr = self.process.communicate(timeout=PATIENCE_S)
         return stdout + stderr
 
 
@@ -687,7 +687,7 @@ def test_a_preloader_that_is_killed_while_it_imports(runner: Runner) -> None:
     runner.wait_until((runner.cwd / "importing").exists)
     (preloader,) = [pid for pid in runner.alive() if Path(f"/proc/{pid}/comm").read_text() == "ddp-preloader\n"]
     os.kill(preloader, signal.SIGKILL)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, stdout + stderr
     assert "preload: importing good ended the preloader: signal 9 (SIGKILL)" in " ".join(stdout.split())
 

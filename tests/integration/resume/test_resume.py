@@ -21,7 +21,7 @@ import pytest
 
 from support.documented import ROOT
 from support.notes import write_talk
-from support.runner import APPS
+from support.runner import APPS, PATIENCE_S
 
 if TYPE_CHECKING:
     from support.runner import Ran, Runner
@@ -396,7 +396,7 @@ def test_too_many_failures(runner: Runner, stop_running: bool) -> None:
         if not stop_running:
             assert [row["status"] for row in table(runner)].count("FAILED") == 2
             (runner.cwd / "go").touch()
-        stdout, _ = process.communicate(timeout=60)
+        stdout, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert sorted(began(runner)) == [0, 1, 2]
     status = [row["status"] for row in table(runner)]
@@ -434,7 +434,7 @@ def test_the_example_stopped_half_way(runner: Runner) -> None:
         journal = runner.cwd / "sweep" / ".ddp" / "journal.jsonl"
         runner.wait_until(lambda: journal.exists() and journal.read_text().count('"JobEnded"') == 2)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
     assert process.returncode in (130, -signal.SIGINT)
     second = runner.python(*arguments(*overrides, "hydra.launcher.resume=unfinished", nproc=2, app=app))
     assert second.returncode == 0, second.output
@@ -470,7 +470,7 @@ def test_two_sweeps_in_one_directory(runner: Runner) -> None:
     assert refused.returncode == 1
     assert f"is in use by process {other.pid} on" in stdout + stderr and "Traceback" not in stderr
     (runner.cwd / "go").touch()
-    other.communicate(timeout=60)
+    other.communicate(timeout=PATIENCE_S)
     assert other.returncode == 0
     assert [row["status"] for row in table(runner)] == ["COMPLETED"] * 2
 
@@ -526,7 +526,7 @@ def test_an_interrupted_resume_forgets_nothing(runner: Runner, how: signal.Signa
         journal = runner.cwd / "sweep" / ".ddp" / "journal.jsonl"
         runner.wait_until(lambda: journal.read_text().count('"JobStarted"') == 5)
         process.send_signal(how)
-        stdout, _ = process.communicate(timeout=60)
+        stdout, _ = process.communicate(timeout=PATIENCE_S)
     assert len(began(runner)) == before
     status = runner.python("-m", "hydra_plugins.hydra_ddp_subprocess_launcher._cli", "status", "-d", "sweep")
     assert "2/4 done" in status.stdout

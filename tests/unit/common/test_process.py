@@ -82,7 +82,7 @@ def test_start_rank(runner: Runner, tmp_path: Path, log: Path) -> None:
     environment = {**runner.environment(), "LC_CTYPE": "C.UTF-8", "ODD": "ä\udcff=\n"}
     with stdin_of_a_pipe():
         rank = _process.start_rank([sys.executable, "-c", code], str(tmp_path), environment, str(log))
-    assert rank.wait(30) == 0
+    assert rank.wait(PATIENCE_S) == 0
     out, err = log.read_text().splitlines()
     assert json.loads(out) == [True, True, str(tmp_path), "", "/dev/null", environment]
     assert err == "err"
