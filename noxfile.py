@@ -106,5 +106,5 @@ def docs(session: nox.Session) -> None:
 @nox.session(python=MAIN)
 def wheel(session: nox.Session) -> None:
     """Build sdist and wheel; install the wheel alone, and sweep outside the repository."""
-    session.install("build>=1", "pytest>=8", "pytest-timeout>=2.2", "pytest-xdist>=3.6", ".")
+    session.install("build>=1", "pytest>=8", "pytest-timeout>=2.2", "pytest-xdist>=3.6", "hypothesis>=6.90", ".")
     session.run("pytest", "tests/guards/test_wheel.py", env={"HYDRA_DDP_TEST_WHEEL": "1"})

@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 from hydra.version import VersionBase
+from hypothesis import HealthCheck, settings
 
 from support.runner import Runner
 
 TESTS = Path(__file__).parent
+# The machine may be busy.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 # Their fixtures are everybody's.
 pytest_plugins = ("support.slurm_cluster", "support.two_hosts", "support.spawning")
 

@@ -15,7 +15,7 @@ import pytest
 
 APPS = Path(__file__).parents[1] / "apps"
 # After which a test gives up on what must come, on a busy machine, too.
-PATIENCE_S = 240.0
+PATIENCE_S = 400.0
 # What a busy machine may add to a time that is asserted. What must not be waited for in such a test is far longer.
 NOISE_S = 8.0
 # Every process that a test starts carries this variable with a value of its own, so that left-overs can be found.

@@ -74,7 +74,7 @@ def ranks(runner: Runner) -> list[tuple[str, str]]:
     return sorted((note["job"], note["rank"]) for note in notes if note["rank"] is not None)
 
 
-@pytest.mark.sample("lightning_ddp.py")
+@pytest.mark.sample("fsdp2.py")
 @pytest.mark.parametrize("command", commands(PAGE, "torch"), ids=lambda command: command.split()[1])
 def test_a_job_is_one_group_of_as_many_ranks_as_asked(runner: Runner, command: str) -> None:
     """Two jobs of two ranks are four processes, each group shares its data, and losses come back."""
