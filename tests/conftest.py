@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.version import VersionBase
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 from support.runner import Runner
 
 TESTS = Path(__file__).parent
+# Tests that share what is costly: one worker runs them. Not by `xdist_group`, which pytest 9.2 ignores.
+TOGETHER = re.compile(r"slurm/test_slurm|test_soak|test_fault_matrix.*\[(beside|together)/")
 # The machine may be busy.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
@@ -37,9 +42,21 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 0 if any("::" in argument for argument in config.args) else 2 * len(os.sched_getaffinity(0))
 
 
+class Scheduler(LoadScopeScheduling):
+    """Each test is for the next worker that is free, but for those that are run together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        shared = TOGETHER.search(nodeid)
+        return shared[0] if shared else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
+    return Scheduler(config, log)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put tests into lanes, keep those together that share something, and leave out what only the full lane runs."""
+    """Put tests into lanes, and leave out what only the full lane runs."""
     for item in items:
         lane = item.path.relative_to(TESTS).parts[0]
         if lane == "unit":
@@ -48,7 +65,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("full")
         if "slurm_cluster" in getattr(item, "fixturenames", ()):
             item.add_marker("slurm")
-            item.add_marker(pytest.mark.xdist_group("slurm"))
     if not config.getoption("full"):
         left_out = [item for item in items if item.get_closest_marker("full")]
         items[:] = [item for item in items if not item.get_closest_marker("full")]

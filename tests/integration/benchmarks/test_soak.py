@@ -14,8 +14,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import soak
 
-# Both look at one sweep.
-pytestmark = pytest.mark.xdist_group("soak")
 JOBS = 60
 # What measuring a short sweep adds to the memory that the results themselves take.
 NOISE_KIB = 4096
