@@ -10,7 +10,8 @@ from typing import Any
 from . import config as _config
 from ._choices import OnInterrupt
 from ._errors import OptionError
-from ._settings import LaunchSettings, check_names, choice, count, read_settings, whole
+from ._schedule import JobSize, asked_options
+from ._settings import LaunchSettings, check_names, count, read_settings, whole
 from ._words import counted
 from .config import DDPOptions, DDPSubprocessLauncherConf
 
@@ -37,23 +38,23 @@ class Cluster:
     max_parallel_jobs: int | None
     queue: Mapping[str, Any]
 
-    def nproc(self, asked: int | None) -> int:
-        """Return the number of ranks on each node for a job that asks for so many.
+    def size(self, nproc: int | None, devices_per_rank: int = 1) -> JobSize:
+        """Return the size of a job on each node.
 
         Args:
-            asked: None: one a device, 1 without devices.
+            nproc: Ranks that it asks for; None: as many as the devices do for, 1 without devices.
+            devices_per_rank: Devices for each of them.
 
         Raises:
-            OptionError: when there would be fewer devices than ranks.
+            OptionError: when there would be fewer devices than the ranks use.
         """
-        if asked is None:
-            return self.gpus or 1
-        if self.gpus is not None and asked > self.gpus:
+        size = JobSize(nproc or max(1, (self.gpus or 1) // devices_per_rank), devices_per_rank)
+        if self.gpus is not None and size.devices > self.gpus:
             raise OptionError(
-                f"hydra.launcher.nproc_per_node={asked} does not fit: the job asks for "
+                f"{asked_options(nproc, devices_per_rank)} does not fit: the job asks for "
                 f"{counted(self.gpus, 'GPU')} on each node. Ask for fewer ranks, or set hydra.launcher.gpus_per_node."
             )
-        return asked
+        return size
 
 
 def read_cluster(options: Mapping[str, Any], executor: str) -> tuple[LaunchSettings, Cluster]:
@@ -89,7 +90,7 @@ def read_cluster(options: Mapping[str, Any], executor: str) -> tuple[LaunchSetti
         executor=executor,
         nodes=nodes,
         gpus=_gpus(options),
-        on_interrupt=choice("on_interrupt", options["on_interrupt"], OnInterrupt),
+        on_interrupt=options["on_interrupt"],
         max_parallel_jobs=whole("max_parallel_jobs", options.get("max_parallel_jobs"), 1, "null"),
         queue={name: value for name, value in options.items() if name not in not_submitits},
     )

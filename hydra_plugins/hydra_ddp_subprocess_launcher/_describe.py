@@ -60,7 +60,7 @@ def describe_start(
     argv, cwd = rank_command(sweep.entry, sweep.settings.wrapper, job.run_dir, job.overrides, recipe)
     run_id = f"hydra-ddp-{uuid.uuid4().hex[:12]}-job{job.number}"
     group = _environment.GroupEnvironment(
-        nproc=job.nproc,
+        nproc=job.size.nproc,
         master_addr=place.port.address,
         master_port=place.port.number,
         run_id=run_id,
@@ -86,6 +86,7 @@ def describe_start(
         group=group,
         limits=sweep.settings.limits,
         terminal=sweep.settings.debug,
+        devices_per_rank=job.size.devices_per_rank,
         meeting=os.path.join(sweep.gathering.job_folder(job.number), run_id) if sweep.gathering is not None else "",
     )
 

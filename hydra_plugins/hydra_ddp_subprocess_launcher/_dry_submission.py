@@ -81,9 +81,10 @@ def _show(sweep: Sweep, number: int, overrides: list[str]) -> tuple[list[str], J
 def _job_lines(sweep: Sweep, plan: PlannedJob) -> list[str]:
     start = describe_start(sweep, plan, plan.first_attempt, Place((), ReservedPort("", 0, None)), "")
     where = f" on each of {counted(plan.nnodes, 'node')}" if plan.nnodes > 1 else ""
+    devices = f", {plan.size.devices_per_rank} devices each" if plan.size.devices_per_rank > 1 else ""
     lines = [
         f"  run directory: {plan.run_dir}",
-        f"  ranks: {plan.nproc}{where}",
+        f"  ranks: {plan.size.nproc}{where}{devices}",
         f"  each of them runs, in {start.cwd}: {shell_words(start.argv)}",
     ]
     return [shell_comment(line.replace(JOB_ID_TOKEN, _JOB_ID)) for line in lines]

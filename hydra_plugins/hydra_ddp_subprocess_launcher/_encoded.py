@@ -45,12 +45,13 @@ def decode_overrides(text: str) -> tuple[str, ...]:
 
 def encode(text: str) -> str:
     """Return one value, percent-encoded for a command and for Hydra's grammar."""
-    return quote(text, safe=_SAFE, errors="surrogateescape")
+    # Not `surrogateescape`: under an ASCII locale `ä` is two surrogates, which would come back as one `ä`.
+    return quote(text, safe=_SAFE, errors="surrogatepass")
 
 
 def decode(text: str) -> str:
     """Invert `encode`."""
-    return unquote(text, errors="surrogateescape")
+    return unquote(text, errors="surrogatepass")
 
 
 def hydra_quoted(text: str) -> str:

@@ -97,7 +97,7 @@ def process_start() -> _program.ProcessStart:
     return _program.ProcessStart(
         executable=sys.executable,
         # multiprocessing and test.support use it, too: the one list of flags that is kept up with Python.
-        interpreter_flags=tuple(subprocess._args_from_interpreter_flags()),  # type: ignore[attr-defined]
+        interpreter_flags=(*subprocess._args_from_interpreter_flags(), *_pycache_flag()),  # type: ignore[attr-defined]
         orig_argv=tuple(sys.orig_argv),
         argv=tuple(sys.argv),
         main_file=getattr(main, "__file__", None),
@@ -106,6 +106,12 @@ def process_start() -> _program.ProcessStart:
         sys_path=tuple(sys.path),
         cwd=os.getcwd(),
     )
+
+
+def _pycache_flag() -> tuple[str, ...]:
+    """Return the flag that Python's own list leaves out, unless it comes from the environment."""
+    prefix = sys._xoptions.get("pycache_prefix")
+    return ("-X", f"pycache_prefix={prefix}") if isinstance(prefix, str) else ()
 
 
 def _in_ipython() -> bool:

@@ -6,6 +6,7 @@ torchrun's documentation, as of torch 2.13.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
@@ -16,6 +17,8 @@ from ._errors import StartError
 PAYLOAD_DIGEST = "HYDRA_DDP_PAYLOAD_SHA256"
 # So does this one, also where a rank is run by hand after a dry run, which leaves no payload.
 JOB_NUM = "HYDRA_DDP_JOB_NUM"
+# Pid of the process that runs the job as this rank: what it starts inherits it, and does not run the job again.
+RANK_PROCESS = "HYDRA_DDP_RANK_PROCESS"
 # Names of the devices that are locked for the job, percent-encoded, for a sweep within it.
 _LOCKED = "HYDRA_DDP_LOCKED"
 
@@ -24,7 +27,7 @@ RANK_VARIABLES = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
     *("GROUP_RANK", "NODE_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE"),
-    *(PAYLOAD_DIGEST, JOB_NUM, _LOCKED, "HYDRA_DDP_ATTEMPT", "HYDRA_DDP_SWEEP_DIR"),
+    *(PAYLOAD_DIGEST, JOB_NUM, RANK_PROCESS, _LOCKED, "HYDRA_DDP_ATTEMPT", "HYDRA_DDP_SWEEP_DIR"),
 )
 # Unless the user has them with other values.
 _DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "PYTHONUNBUFFERED": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -198,6 +201,19 @@ def refuse_as_rank(environ: Mapping[str, str]) -> None:
                 "accelerate, mpirun or srun started, and each would run its own sweep. Start it with plain `python` "
                 "(the launcher starts the ranks), or set hydra.launcher.allow_nested=true if this is meant."
             )
+
+
+def with_terminal_size(environment: Mapping[str, str], size: os.terminal_size | None) -> dict[str, str]:
+    """Return the environment with COLUMNS and LINES, as a rank prints to a file; the user's values stay.
+
+    Args:
+        environment: What ranks start from.
+        size: Of the launching process's terminal; None: it has none.
+    """
+    # A terminal may not know its own size.
+    if size is None or 0 in size:
+        return dict(environment)
+    return {"COLUMNS": str(size.columns), "LINES": str(size.lines), **environment}
 
 
 def with_omp_threads(

@@ -141,6 +141,7 @@ class JobEnded:
         cause: Why it failed, one line; empty when it completed.
         seconds: From its first start; None: it was never started.
         exact: Whether `value` is all of it.
+        ungrouped: Whether it has several ranks, which had torch.distributed and opened no process group.
     """
 
     at: float
@@ -151,6 +152,7 @@ class JobEnded:
     cause: str
     seconds: float | None
     exact: bool = False
+    ungrouped: bool = False
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,7 @@ class JobKept:
         value: As in JobEnded.
         exact: As in JobEnded.
         text: As in JobEnded.
+        ungrouped: As in JobEnded.
     """
 
     at: float
@@ -188,6 +191,7 @@ class JobKept:
     value: Any
     exact: bool
     text: str
+    ungrouped: bool = False
 
 
 @dataclass(frozen=True)

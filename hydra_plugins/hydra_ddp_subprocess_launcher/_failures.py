@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ._files import JobPaths, write_private
 from ._port import is_of_spawned, says_taken
-from ._rules import FAILURE_LINGERS_S
-from ._signals import describe_exit
+from ._signals import advice_on_exit, describe_end, describe_exit
 from ._specs import OUTPUT_LOST, GroupReport, Outcome, RankExit, StopReason
 
-_SIGKILL = -9
 _LOST_PEER = re.compile(
     r"connection (was )?(closed|reset) by (remote )?peer|broken pipe|remote process (has )?(exited|terminated)"
     r"|logs of the remote worker",
@@ -28,6 +28,10 @@ SPAWN_ADVICE = (
     "Each rank has started processes of its own (torch.multiprocessing.spawn, Lightning's strategy=ddp_spawn), and "
     "these got in each other's way at the port of the job. The launcher starts the ranks: call the function that you "
     "spawn, or use strategy=ddp."
+)
+NO_TERMINAL_ADVICE = (
+    "A rank has no terminal, as it writes to its log file. For the size use shutil.get_terminal_size(), which knows "
+    "that of the launching process; hydra.launcher.debug=true gives rank 0 the terminal itself."
 )
 _SEE_STACKS = "Where each rank was, the Python stacks at the end of its log tell."
 # More than what a full disk may still give to a small file.
@@ -88,8 +92,18 @@ def lost_a_peer(failure: Failure) -> bool:
     return _LOST_PEER.search(f"{failure.summary}\n{failure.traceback}") is not None
 
 
-def advice_on(failure: Failure) -> str:
-    """Return what to do about an error that ranks have with each other; empty: it is not known to be one."""
+def advice_on(failure: Failure, shown: str, world_size: int) -> str:
+    """Return what to do about an error of a known kind; empty: it is of none.
+
+    Args:
+        failure: The failure.
+        shown: What is shown of its traceback or log.
+        world_size: Number of ranks.
+    """
+    if f"OSError: [Errno {errno.ENOTTY}]" in shown:
+        return NO_TERMINAL_ADVICE
+    if world_size == 1:
+        return ""
     lost = lost_a_peer(failure)
     if is_of_spawned(failure.traceback) and (lost or says_taken(failure.traceback)):
         return SPAWN_ADVICE
@@ -150,24 +164,18 @@ def describe(report: GroupReport, outcomes: Sequence[Outcome | None], failure: F
     name = rank_name(report, rank, len(outcomes))
     if report.reason is StopReason.START_FAILED:
         return f"{name} could not be started: {report.detail}", ""
-    if report.reason is StopReason.FAILURE_LINGERS:
-        return (
-            f"{name} failed, and its process had not ended {FAILURE_LINGERS_S:g} s later",
-            f"What to mend is the error of {name}. Its tear-down then waited, often for the other ranks; so these were "
-            "stopped, and it had hydra.launcher.grace_period_s to end. Where it waited, the Python stacks at the end "
-            "of its log tell.",
-        )
     code, stopped = next(((ended.code, ended.stopped) for ended in report.exits if ended.rank == rank), (0, False))
+    if report.reason is StopReason.FAILURE_LINGERS and rank == report.cause and code == -signal.SIGKILL:
+        return (
+            f"{name} failed{f': {failure.summary}' if failure.summary else ''}, and did not end until it was killed",
+            f"Fix the error of {name} first. Its tear-down did not end within hydra.launcher.grace_period_s, although "
+            "the other ranks had been stopped. The Python stacks at the end of its log show where it was.",
+        )
     if stopped and failure.summary:
         # It had failed, but had not ended: the signal by which it did then is our own.
         return f"{name} failed: {failure.summary}", ""
-    if code == _SIGKILL:
-        return (
-            f"{name} was killed by {describe_exit(code)}",
-            "Often this means out of memory: look at `dmesg` and at the memory limit of the container or allocation.",
-        )
     if code < 0:
-        return f"{name} was killed by {describe_exit(code)}", ""
+        return f"{name} {describe_end(code)}", advice_on_exit(code)
     if outcomes[rank] is None and code == 0:
         return (
             f"{name} ended with exit code 0 but did not finish the job",

@@ -72,6 +72,11 @@ class JobPaths:
         """The error of a rank in torchrun's format."""
         return os.path.join(self.folder, f"error_{rank}.json")
 
+    @property
+    def callbacks(self) -> str:
+        """Rank 0's callbacks as `on_job_start` left them; empty once it calls `on_job_end`."""
+        return os.path.join(self.folder, "callbacks.pkl")
+
     def resolved_config(self, rank: int) -> str:
         """The resolved config of a rank, for `check_config`."""
         return os.path.join(self.folder, f"config_{rank}.json")

@@ -106,7 +106,8 @@ class Follower:
 
     def _run_group(self, start: JobStart) -> None:
         sweep = self._sweep
-        devices = self._obtain_devices(start.group.nproc)
+        pool = sweep.pool
+        devices = self._obtain_devices(pool.size(start.group.nproc, start.devices_per_rank).devices)
         if devices is None:
             return
         argv, cwd = rank_command(sweep.entry, sweep.settings.wrapper, start.run_dir, start.overrides)
@@ -123,23 +124,22 @@ class Follower:
             sweep.gate.job_ended(devices)
             sweep.gate.keep_only(())
 
-    def _obtain_devices(self, nproc: int) -> tuple[str, ...] | None:
-        """Wait for as many devices as there are ranks; None: this process has been stopped."""
+    def _obtain_devices(self, count: int) -> tuple[str, ...] | None:
+        """Wait for so many devices; None: this process has been stopped."""
         pool, gate = self._sweep.pool, self._sweep.gate
-        pool.nproc(nproc)
         obtained: tuple[str, ...] = ()
         said: dict[str, str] = {}
 
         def are_obtained() -> bool:
             nonlocal obtained
-            obtained = tuple(device for device in pool.devices if gate.obtain(device))[:nproc]
+            obtained = tuple(device for device in pool.devices if gate.obtain(device))[:count]
             gate.keep_only(obtained)
             refused = gate.take_refused()
-            for device, why in refused.items() if len(obtained) < nproc else ():
+            for device, why in refused.items() if len(obtained) < count else ():
                 if said.get(device) != why:
                     said[device] = why
                     _log.info("Waiting for device %s: it %s", device, why)
-            return len(obtained) == nproc
+            return len(obtained) == count
 
         if not pool.devices:
             return ()

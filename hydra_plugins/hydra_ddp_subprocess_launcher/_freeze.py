@@ -20,6 +20,8 @@ from ._errors import FreezeError
 
 _log = logging.getLogger(__name__)
 _RESOLVER_NAME = re.compile(r"\$\{\s*([A-Za-z_][\w.]*)\s*:")
+# Options that each job's own config has the last word on.
+SIZE_OPTIONS = ("nproc_per_node", "devices_per_rank")
 _INTERPOLATION = re.compile(r"(\\*)(\$\{)")
 
 
@@ -45,13 +47,13 @@ class Frozen:
         sweep_dir: Sweep directory, absolute.
         run_dir: Run directory, absolute.
         env_set: `hydra.job.env_set`, into which Hydra has merged `env_copy`.
-        nproc_per_node: That option.
+        size: As `asked_size` returns it.
     """
 
     sweep_dir: str
     run_dir: str
     env_set: dict[str, str]
-    nproc_per_node: Any
+    size: tuple[Any, Any]
 
 
 def freeze(config: DictConfig, job_num: int, run_dir: str | None = None, job_id: str | None = None) -> Frozen:
@@ -80,10 +82,21 @@ def freeze(config: DictConfig, job_num: int, run_dir: str | None = None, job_id:
         with env_override(env_set):
             fill_caches(config)
         try:
-            nproc_per_node = OmegaConf.select(config, "hydra.launcher.nproc_per_node")
+            size = asked_size(config)
         except OmegaConfBaseException as error:
-            raise FreezeError(f"hydra.launcher.nproc_per_node of job {job_num} cannot be resolved: {error}") from error
-    return Frozen(sweep_dir, run_dir, env_set, nproc_per_node)
+            names = " or ".join(f"hydra.launcher.{name}" for name in SIZE_OPTIONS)
+            raise FreezeError(f"{names} of job {job_num} cannot be resolved: {error}") from error
+    return Frozen(sweep_dir, run_dir, env_set, size)
+
+
+def asked_size(config: DictConfig) -> tuple[Any, Any]:
+    """Return the values of SIZE_OPTIONS, resolved.
+
+    Raises:
+        OmegaConfBaseException: when one cannot be.
+    """
+    ranks, devices = (OmegaConf.select(config, f"hydra.launcher.{name}") for name in SIZE_OPTIONS)
+    return ranks, devices
 
 
 def set_job_id(config: DictConfig, token: str, job_id: str, run_dir: str) -> None:
@@ -196,6 +209,13 @@ def _nodes(container: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, An
         yield name, container, key, node
         if isinstance(node, Container):
             yield from _nodes(node, name)
+
+
+def structured_types(config: Any) -> set[type]:
+    """Return the classes that a config, or a part of it, was made from."""
+    nodes = [config, *(node for _, _, _, node in _nodes(config))] if isinstance(config, Container) else []
+    kinds = (OmegaConf.get_type(node) for node in nodes if isinstance(node, DictConfig))
+    return {kind for kind in kinds if kind is not None and kind is not dict}
 
 
 def own_yaml(config: DictConfig) -> str:

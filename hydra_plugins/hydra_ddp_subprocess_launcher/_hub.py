@@ -120,6 +120,7 @@ class Hub:
             if ended.job in self.running:
                 self.running[ended.job].buried = True
                 self.running[ended.job].left = ended.left
+                self.running[ended.job].keeper_code = ended.code
         if link.lost:
             self._selector.unregister(link)
             link.close()

@@ -1,17 +1,17 @@
-"""What a bug report needs: versions, the machine, the environment's names, and how the sweep stands."""
+"""What a bug report needs of the launcher: versions, devices, and how the sweep stands.
+
+The rest of the machine is what `python -m torch.utils.collect_env` reports.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import platform
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from pathlib import Path
 
-from . import __version__, _commands, _machine
+from . import __version__, _commands
 from ._nvml import Nvml
 from ._records import JobState
 from ._watching import Sight, in_words
@@ -21,14 +21,7 @@ _PACKAGES = (
     *("hydra-core", "omegaconf", "cloudpickle", "rich", "submitit"),
     *("hydra-submitit-launcher", "torch", "lightning", "pytorch-lightning", "accelerate", "nvidia-ml-py"),
 )
-# Named, but not shown: a value may be a secret, or tell who somebody is.
-_PREFIXES = ("HYDRA_", "SLURM_", "NCCL_", "OMP_", "MASTER_", "TORCH", "GLOO_")
 _DEVICE_VARIABLE = "CUDA_VISIBLE_DEVICES"
-_SHARED_MEMORY = "/dev/shm"
-# Below it data loaders and NCCL run out of it; Docker's default is 64 MB.
-_LITTLE_SHARED_MEMORY = 10**9
-_CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv", "/singularity.d", "/.singularity.d")
-_CONTAINER_VARIABLES = ("container", "SINGULARITY_NAME", "APPTAINER_NAME", "KUBERNETES_SERVICE_HOST")
 _MOST_CAUSES = 3
 
 
@@ -75,33 +68,17 @@ class Info:
     """All of a report.
 
     Attributes:
-        versions: Of packages; None: not installed.
-        python: Its version.
-        system: Kernel and distribution.
-        libc: Name and version.
-        cores: That this process may use.
-        memory_bytes: Of the machine; None: the system does not tell.
-        shared_memory_bytes: Size of /dev/shm, likewise.
-        container: What hints that this is one.
+        versions: Of packages, Python and the system; None: not installed.
         driver: Version of NVIDIA's driver; None: there is none.
         devices: As NVML tells.
         visible_devices: Variables that hide devices.
-        variables: Names of other variables that matter.
         sweep: The sweep; None: none was found.
     """
 
     versions: Mapping[str, str | None]
-    python: str
-    system: str
-    libc: str
-    cores: int
-    memory_bytes: int | None
-    shared_memory_bytes: int | None
-    container: tuple[str, ...]
     driver: str | None
     devices: tuple[DeviceInfo, ...]
     visible_devices: Mapping[str, str]
-    variables: tuple[str, ...]
     sweep: SweepInfo | None
 
 
@@ -116,19 +93,12 @@ def gather(environ: Mapping[str, str], sight: Sight | None) -> Info:
     devices = tuple(_device(nvml, str(number)) for number in range(nvml.count()))
     driver = nvml.driver()
     nvml.close()
+    packages = {name: _version(name) for name in _PACKAGES}
     return Info(
-        versions={_OWN: __version__, **{name: _version(name) for name in _PACKAGES}},
-        python=f"{platform.python_implementation()} {platform.python_version()}",
-        system=f"{platform.system()} {platform.release()} {platform.machine()}, {_distribution()}",
-        libc=" ".join(platform.libc_ver()).strip() or "unknown",
-        cores=_machine.usable_cores(),
-        memory_bytes=_memory_bytes(),
-        shared_memory_bytes=_size_of(_SHARED_MEMORY),
-        container=_container_hints(environ),
+        versions={_OWN: __version__, **packages, "python": platform.python_version(), "system": platform.platform()},
         driver=driver,
         devices=devices,
         visible_devices={name: value for name, value in sorted(environ.items()) if _hides_devices(name)},
-        variables=tuple(sorted(name for name in environ if name.startswith(_PREFIXES))),
         sweep=None if sight is None else _sweep_info(sight),
     )
 
@@ -143,32 +113,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _distribution() -> str:
-    try:
-        return platform.freedesktop_os_release().get("PRETTY_NAME", "unknown")
-    except OSError:
-        return "unknown"
-
-
-def _memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (OSError, ValueError):
-        return None
-
-
-def _size_of(folder: str) -> int | None:
-    try:
-        return shutil.disk_usage(folder).total
-    except OSError:
-        return None
-
-
-def _container_hints(environ: Mapping[str, str]) -> tuple[str, ...]:
-    files = [path for path in _CONTAINER_FILES if Path(path).exists()]
-    return (*files, *(f"${name}" for name in _CONTAINER_VARIABLES if name in environ))
 
 
 def _hides_devices(name: str) -> bool:
@@ -196,15 +140,8 @@ def as_json(info: Info) -> str:
 def as_text(info: Info) -> str:
     """Return a report for people, one thing a line."""
     lines = [f"{name}: {version or 'not installed'}" for name, version in info.versions.items()]
-    lines += [f"python: {info.python}", f"system: {info.system}", f"libc: {info.libc}"]
-    lines += [f"usable cores: {info.cores}", f"memory: {_gigabytes(info.memory_bytes)}"]
-    little = info.shared_memory_bytes is not None and info.shared_memory_bytes < _LITTLE_SHARED_MEMORY
-    hint = " (small: data loaders and NCCL may need more, see docker run --shm-size)" if little else ""
-    lines += [f"{_SHARED_MEMORY}: {_gigabytes(info.shared_memory_bytes)}{hint}"]
-    lines += [f"container: {', '.join(info.container) or 'no sign of one'}"]
     lines += [f"NVIDIA driver: {info.driver or 'none'}", *map(_device_line, info.devices)]
     lines += [f"{name}={value}" for name, value in info.visible_devices.items()]
-    lines += [f"variables set: {' '.join(info.variables) or 'none'}"]
     return "".join(f"{line}\n" for line in [*lines, *_sweep_lines(info.sweep)])
 
 

@@ -8,7 +8,7 @@ import time
 
 from hydra.core.utils import JobReturn
 
-from . import _environment, _results, _signals
+from . import _callbacks, _environment, _results, _signals
 from ._choices import OnConfigDifference
 from ._debug import DebugSession
 from ._describe import start_error, write_job
@@ -250,7 +250,10 @@ class Batch:
             refresh_names(job.start.paths.folder)
         self._compare_configs(job)
         plan = self._plans.pop(job.start.number)
-        verdict = _results.judge_safely(job.report, job.start) if job.begun else _results.not_begun()
+        if job.begun:
+            verdict = _results.judge_safely(job.report, job.start, job.keeper_code)
+        else:
+            verdict = _results.not_begun(job.link.ending)
         again = None
         if not self._ending.starts_none:
             again = job.next_attempt(verdict.completed, own_port=self._sweep.settings.master_port is None)
@@ -278,3 +281,5 @@ class Batch:
         if self._sweep.gathering is not None:
             self._sweep.gathering.publish_end(number, JobEnd(verdict.completed, verdict.cause))
         self._progress.ended(number, verdict, seconds)
+        if plan is not None and seconds is not None:
+            _callbacks.end_job(self._sweep.context.callbacks, plan.run_dir, plan.config, self._returns[number])

@@ -28,6 +28,7 @@ _KILL_INTERVAL_S = 0.01
 # dead disk.
 _NAME_LEFT_S = 5.0
 GIVE_UP_S = 60.0
+_MOST_NAMED = 4
 # Seconds within which a signal that comes here and one that is to be forwarded are one, sent to all processes of a job.
 _ONE_SIGNAL_S = 1.0
 # Seconds for one of a cluster to come to all of them.
@@ -148,7 +149,7 @@ class _Group:
     def _watch_ranks(self) -> None:
         action = Action.WAIT
         killing_since = math.inf
-        named = False
+        named = waits = False
         while (self._rules.running or _process.has_children()) and time.monotonic() < killing_since + GIVE_UP_S:
             self._wait(action)
             self._reap()
@@ -161,6 +162,11 @@ class _Group:
                 self._company.tell()
             for line in self._rules.notes(time.monotonic()):
                 self._tell(Note(line))
+            left_s = None if waits else self._rules.leftovers_due(time.monotonic())
+            if left_s is not None and _process.has_children():
+                waits = True
+                grace = f"up to {left_s:.0f} s (hydra.launcher.grace_period_s), then kills it"
+                self._tell(Note(f"its ranks have ended, but not what they started: waits for {_named_left()} {grace}"))
             if time.monotonic() > killing_since + _NAME_LEFT_S and not named:
                 named = True
                 self._tell(Note(f"process {_left()} does not end although it was killed"))
@@ -299,6 +305,13 @@ class _Group:
 
 def _shows_stacks(pid: int) -> bool:
     return _signals.STACKS_SIGNAL is not None and _signals.handles(pid, _signals.STACKS_SIGNAL)
+
+
+def _named_left() -> str:
+    pids = _process.descendants(_process.own_children())
+    names = [f"{_process.name_of(pid)} (pid {pid})" for pid in pids[:_MOST_NAMED]]
+    more = len(pids) - len(names)
+    return ", ".join(names) + (f" and {more} more" if more else "")
 
 
 def _left() -> str:

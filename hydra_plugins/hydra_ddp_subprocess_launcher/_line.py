@@ -10,11 +10,12 @@ from omegaconf import OmegaConf
 
 from . import _environment, _machine
 from ._errors import OptionError
+from ._freeze import SIZE_OPTIONS, asked_size
 from ._plan import PlannedJob, compose_job, plan_job
 from ._report import override_line
 from ._resume import Decision
-from ._schedule import Schedule
-from ._settings import read_nproc
+from ._schedule import JobSize, Schedule
+from ._settings import read_size
 from ._setup import Sweep
 from ._spool import KeptConfig
 from ._words import counted
@@ -55,24 +56,30 @@ class Line:
         self._unready: int | None = None
         self._refused: dict[str, str] = {}
         self._said: dict[str, str] = {}
+        # As far as they are known.
+        self._sizes: list[JobSize] = []
         for number, kept in self._kept.items():
-            self._schedule.add(number, self._known_nproc(number, kept))
-        self._sizes = sorted(filter(None, map(self._schedule.nproc, overrides)))
+            size = self._known_size(number, kept)
+            self._schedule.add(number, None if size is None else size.devices)
+            if size is not None:
+                self._sizes.append(size)
 
-    def _known_nproc(self, number: int, kept: KeptConfig | None) -> int | None:
+    def _known_size(self, number: int, kept: KeptConfig | None) -> JobSize | None:
         launcher = self._sweep.config.hydra.launcher
         if kept is not None:
-            value = kept.nproc_per_node
-        elif OmegaConf.is_interpolation(launcher, "nproc_per_node"):
+            values = kept.size
+        elif any(OmegaConf.is_interpolation(launcher, name) for name in SIZE_OPTIONS):
             return None
         else:
-            value = launcher.nproc_per_node
-        try:
-            asked = read_nproc(value)
-        except OptionError:
+            values = asked_size(self._sweep.config)
+        if values is None:
             return None  # When its turn comes, the job fails of it alone.
         try:
-            return self._sweep.pool.nproc(asked)
+            asked = read_size(*values)
+        except OptionError:
+            return None  # As above.
+        try:
+            return self._sweep.pool.size(*asked)
         except OptionError as error:
             raise OptionError(f"Job {number} ({override_line(self._overrides[number])}): {error}") from None
 
@@ -81,7 +88,8 @@ class Line:
     @property
     def most_jobs(self) -> int:
         """Most of these jobs that can run at a time, as far as their sizes are known."""
-        return min(len(self._overrides), self._sweep.pool.most_jobs(self._sizes[0] if self._sizes else 1))
+        least = min((size.devices for size in self._sizes), default=1)
+        return min(len(self._overrides), self._sweep.pool.most_jobs(least))
 
     @property
     def most_ranks(self) -> int:
@@ -89,18 +97,20 @@ class Line:
         pool = self._sweep.pool
         unknown = len(self._overrides) - len(self._sizes)
         if len(set(self._sizes)) == 1 and not unknown:
-            return self.most_jobs * self._sizes[0]
-        sizes = self._sizes + [max(1, *self._sizes, len(pool.devices))] * unknown
+            return self.most_jobs * self._sizes[0].nproc
+        known = [size.nproc for size in self._sizes]
+        nprocs = known + [max(1, *known, len(pool.devices))] * unknown
         # The largest ones together, as far as there is room for them.
-        together = sum(sorted(sizes)[-int(min(len(sizes), pool.limit)) :])
-        return max(1, min(together, len(pool.devices) * pool.jobs_per_device) if pool.devices else together)
+        together = sum(sorted(nprocs)[-int(min(len(nprocs), pool.limit)) :])
+        per_rank = 1 if unknown else min((size.devices_per_rank for size in self._sizes), default=1)
+        room = len(pool.devices) * pool.jobs_per_device // per_rank
+        return max(1, min(together, room) if pool.devices else together)
 
     @property
     def summary(self) -> str:
         """Say how many jobs there are, how many run at a time, with how many ranks, on which devices."""
         count = len(self._overrides)
-        ranks = "-".join(map(str, dict.fromkeys([*self._sizes[:1], *self._sizes[-1:]])))
-        each = f"{counted(ranks, 'rank')} each" if ranks else "ranks as each job asks"
+        each = f"{self._said_sizes} each" if self._sizes else "ranks as each job asks"
         pool, nnodes = self._sweep.pool, self._sweep.settings.nnodes
         if nnodes > 1:
             each += f" on each of {counted(nnodes, 'node')}"
@@ -109,9 +119,19 @@ class Line:
             return said
         if len(set(self._sizes)) != 1 or pool.jobs_per_device > 1:
             return f"{said}, devices {' '.join(pool.devices)}"
-        nproc = self._sizes[0]
-        sets = [pool.devices[place : place + nproc] for place in range(0, self.most_jobs * nproc, nproc)]
+        width = self._sizes[0].devices
+        sets = [pool.devices[place : place + width] for place in range(0, self.most_jobs * width, width)]
         return f"{said}, devices {' '.join(f'[{chr(44).join(one)}]' for one in sets)}"
+
+    @property
+    def _said_sizes(self) -> str:
+        """Say how many ranks the jobs have, and on how many devices where that is another number."""
+        least, most = (pick(self._sizes, key=lambda size: size.nproc) for pick in (min, max))
+        ranks = counted("-".join(map(str, dict.fromkeys((least.nproc, most.nproc)))), "rank")
+        if not self._sweep.pool.devices or all(size.devices_per_rank == 1 for size in self._sizes):
+            return ranks
+        fewest, widest = (pick(size.devices for size in self._sizes) for pick in (min, max))
+        return f"{ranks} on {counted('-'.join(map(str, dict.fromkeys((fewest, widest)))), 'device')}"
 
     def base_environment(self) -> dict[str, str]:
         """Return the environment that all ranks of these jobs start from.
@@ -127,7 +147,10 @@ class Line:
                 "hydra.launcher.max_parallel_jobs=1."
             )
         return _environment.with_omp_threads(
-            _environment.scrub(os.environ, _machine.start_environment()),
+            _environment.with_terminal_size(
+                _environment.scrub(os.environ, _machine.start_environment()),
+                None if settings.debug else _machine.terminal_size(),
+            ),
             settings.omp_num_threads,
             _machine.usable_cores(),
             self.most_ranks,
@@ -166,12 +189,13 @@ class Line:
         try:
             kept = KeptConfig.put_by(compose_job(self._sweep, self._overrides[number]))
             self._kept[number] = kept
-            nproc = None if kept is None else self._sweep.pool.nproc(read_nproc(kept.nproc_per_node))
+            # What cannot be resolved is named when it is planned.
+            known = None if kept is None or kept.size is None else self._sweep.pool.size(*read_size(*kept.size))
         except Exception as error:  # noqa: BLE001  (a config may raise anything; it is this job's failure alone)
             self._drop(number, error)
         else:
-            if nproc is not None:
-                self._schedule.resize(number, nproc)
+            if known is not None:
+                self._schedule.resize(number, known.devices)
 
     def _plan(self, number: int) -> None:
         self._unready = None
@@ -191,7 +215,7 @@ class Line:
             self._schedule.drop(number)
             return
         self._planned[number] = plan
-        self._schedule.resize(number, plan.nproc)
+        self._schedule.resize(number, plan.size.devices)
 
     def _drop(self, number: int, error: Exception) -> None:
         self._schedule.drop(number)

@@ -5,14 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from ._process import can_list_children
 
 
 def unsupported_reason() -> str | None:
     """Return why ranks cannot be launched on this system; None where they can."""
     if os.name != "posix":
         return "ddp_subprocess starts ranks by fork and signals, which Windows does not have. Use Linux (WSL 2 works)."
+    if not can_list_children():
+        return (
+            "ddp_subprocess cannot see which processes a job starts, so it could not end them: /proc is not mounted, "
+            "or belongs to another PID namespace. Mount it (`mount -t proc proc /proc`; `unshare --mount-proc`), or "
+            "use hydra/launcher=basic."
+        )
     return None
 
 
@@ -52,6 +61,14 @@ def start_environment() -> Mapping[str, str] | None:
     return {os.fsdecode(name): os.fsdecode(value) for name, value in pairs}
 
 
+def terminal_size() -> os.terminal_size | None:
+    """Return the size of the terminal that this process prints to; None: it prints to none."""
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno()) if sys.__stdout__ is not None else None
+    except (OSError, ValueError):  # No terminal; closed.
+        return None
+
+
 def host() -> str:
     """Return the name of this machine."""
     return socket.gethostname()
@@ -61,7 +78,7 @@ def process_start(pid: int) -> str:
     """Return what tells a process from a later one with its number: boot and start; empty where that is not known."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        ticks = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
     except (OSError, IndexError):
         return ""
     return f"{boot} {ticks}"

@@ -14,7 +14,8 @@ from . import _freeze, _pickling
 from ._entry import FunctionEntry, ProgramEntry, function_body
 from ._errors import FreezeError
 from ._records import JobRecord
-from ._settings import read_nproc
+from ._schedule import JobSize
+from ._settings import read_size
 from ._setup import Sweep
 from ._specs import JOB_ID_TOKEN, Payload
 from ._spool import KeptConfig
@@ -33,7 +34,7 @@ class PlannedJob:
         config: Its final config.
         kept: The same, put by; None: it was not, or cannot be.
         frozen: What is resolved of it.
-        nproc: Number of ranks on each node.
+        size: How large it is on each node.
         nnodes: Number of nodes.
         payload: What its ranks will read.
         config_yaml: Its own config, not resolved.
@@ -46,7 +47,7 @@ class PlannedJob:
     config: DictConfig
     kept: KeptConfig | None
     frozen: _freeze.Frozen
-    nproc: int
+    size: JobSize
     nnodes: int
     payload: Payload
     config_yaml: str
@@ -66,7 +67,7 @@ class PlannedJob:
     @property
     def world_size(self) -> int:
         """Number of ranks on all nodes."""
-        return self.nnodes * self.nproc
+        return self.nnodes * self.size.nproc
 
 
 def compose_job(sweep: Sweep, overrides: Sequence[str]) -> DictConfig:
@@ -101,7 +102,7 @@ def plan_job(sweep: Sweep, number: int, overrides: Sequence[str], config: DictCo
 
     Raises:
         FreezeError: for what cannot be handed to ranks.
-        OptionError: for a number of ranks that cannot be.
+        OptionError: for a size that cannot be.
     """
     _refuse_other_launcher(sweep.config, config)
     config_yaml = _freeze.own_yaml(config)
@@ -115,7 +116,7 @@ def plan_job(sweep: Sweep, number: int, overrides: Sequence[str], config: DictCo
     # Not where jobs share a directory on purpose.
     if sweep.earlier is not None and run_dir is None and OmegaConf.is_interpolation(config.hydra.sweep, "subdir"):
         frozen = _freeze.freeze(config, number, sweep.earlier.directory(frozen.run_dir, known), job_id)
-    nproc = (sweep.cluster or sweep.pool).nproc(read_nproc(frozen.nproc_per_node))
+    size = (sweep.cluster or sweep.pool).size(*read_size(*frozen.size))
     payload = Payload(
         overrides=tuple(overrides),
         run_dir=frozen.run_dir,
@@ -129,7 +130,7 @@ def plan_job(sweep: Sweep, number: int, overrides: Sequence[str], config: DictCo
     # Now, where it costs no time between two jobs.
     kept = KeptConfig.put_by(config) if sweep.cluster is None else None
     return PlannedJob(
-        number, tuple(overrides), config, kept, frozen, nproc, nnodes, payload, config_yaml, config_hash, known
+        number, tuple(overrides), config, kept, frozen, size, nnodes, payload, config_yaml, config_hash, known
     )
 
 

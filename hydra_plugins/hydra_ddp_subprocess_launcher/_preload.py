@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 
 from . import _environment
@@ -116,15 +115,9 @@ class PreloaderLink(SpawnerLink):
 
 
 def _start(
-    program: RankProgram, spec: PreloaderSpec, environment: Mapping[str, str], descriptor: int
+    program: RankProgram, spec: PreloaderSpec, environment: Mapping[str, str], descriptor: int, errors: int
 ) -> subprocess.Popen[bytes]:
-    with ExitStack() as opened:
-        output = opened.enter_context(tempfile.TemporaryFile())
-        try:
-            errors = os.dup(2)
-        except OSError:
-            errors = os.open(os.devnull, os.O_WRONLY)  # Somebody closed it.
-        opened.callback(os.close, errors)
+    with tempfile.TemporaryFile() as output:
         descriptors = (descriptor, output.fileno(), errors)
         numbers = (descriptor, os.getpid(), output.fileno(), errors)
         return subprocess.Popen(

@@ -33,7 +33,7 @@ def main(descriptor: int, launcher: int, output: int, errors: int) -> None:
         descriptor: Socket on which jobs arrive.
         launcher: Pid of the launching process.
         output: File for what the imports print; stdout and stderr lead to it, too.
-        errors: The launching process's stderr, for what goes wrong later.
+        errors: File for what goes wrong later.
     """
     end = ShortEnd()
     environment = dict(os.environ)
@@ -89,7 +89,7 @@ def _serve(descriptor: int, launcher: int, errors: int) -> _forked.RankStart:
 
 
 def _turn_output(errors: int) -> None:
-    """Let stdout lead nowhere and stderr to the user, as of every spawner."""
+    """Let stdout lead nowhere and stderr to a file of the launching process, as of every spawner."""
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
     os.dup2(errors, 2)

@@ -6,11 +6,14 @@ import logging
 import os
 import sys
 import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from hydra.core.config_store import ConfigStore
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from . import _environment, _machine
+from . import _environment, _freeze, _machine
 from ._books import Books, open_books, read_books
 from ._cluster import Cluster, read_cluster
 from ._devices import DeviceGate, find_devices, name_devices
@@ -32,6 +35,7 @@ from ._spool import ComposeSpool
 from ._streams import Screens, streams_above
 from ._submitit import make_executor
 from ._summary import Summary
+from ._top_level import config_values_from, find_calls
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +70,7 @@ def prepare_sweep(
     books = Books(None, Ledger(None), None)
     if settings.node_rank == 0:
         books = (open_books if keeps_books else read_books)(paths, settings, cluster)
+    _warn_of_rank_values()
     spool = ComposeSpool(context.config_loader, footprint.restore if footprint is not None else lambda: None)
     spool.record()
     summary = _summary(entry, config, paths.sweep_dir, settings.nnodes if cluster is None else 1)
@@ -113,6 +118,7 @@ def _read_options(config: DictConfig, executor: str | None) -> tuple[LaunchSetti
     settings, cluster = (read_settings(named), None) if executor is None else read_cluster(named, executor)
     if not settings.allow_nested:
         _environment.refuse_as_rank(os.environ)
+        _refuse_open_group()
     ignored = _environment.ignored_rendezvous(os.environ)
     if ignored:
         _log.warning(
@@ -121,6 +127,45 @@ def _read_options(config: DictConfig, executor: str | None) -> tuple[LaunchSetti
             ", ".join(ignored),
         )
     return settings, cluster
+
+
+def _refuse_open_group() -> None:
+    """Refuse to launch where the program has opened a process group, as it did before it was a rank."""
+    torch = sys.modules.get("torch.distributed")
+    if not getattr(torch, "is_initialized", bool)():
+        return
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    lines = find_calls(script, "init_process_group") if script else []
+    place = f" ({script}:{', '.join(map(str, lines))})" if lines else ""
+    raise StartError(
+        f"A process group of torch.distributed is open in the launching process{place}, which "
+        "is no rank of any job. Open it in the job's function, which runs in ranks alone, or only "
+        'if "RANK" in os.environ; hydra.launcher.allow_nested=true allows it if it is meant.'
+    )
+
+
+def _warn_of_rank_values() -> None:
+    """Name fields of configs that are made from a rank's variable here, so that all ranks would get the same value."""
+    types = {kind: None for node in _stored(ConfigStore.instance().repo) for kind in _freeze.structured_types(node)}
+    for kind in types:
+        for value in config_values_from(kind, _environment.RANK_VARIABLES):
+            _log.warning(
+                "%s: %s is made from %s in the launching process, which is no rank: every rank gets that one value. "
+                'Write "${oc.env:%s}", which each rank resolves for itself, or read the variable in the function',
+                value.place,
+                f"{kind.__name__}.{value.name}",
+                value.variable,
+                value.variable,
+            )
+
+
+def _stored(repo: Mapping[str, Any]) -> Iterator[Any]:
+    """Return the configs that programs have stored, in whatever group."""
+    for entry in repo.values():
+        if isinstance(entry, Mapping):
+            yield from _stored(entry)
+        elif not (entry.provider or "").startswith(("hydra", "ddp_")):
+            yield entry.node
 
 
 def _footprint(config: DictConfig, sweep_dir: str) -> Footprint:
@@ -204,7 +249,7 @@ def _pool_and_gate(settings: LaunchSettings, sweep_dir: str, *, here: bool) -> t
     devices = find_devices(settings.devices, variable, os.environ, nvml)
     # Other nodes wait for the jobs one after the other.
     pool = Pool(devices, settings.jobs_per_device, settings.max_parallel_jobs, in_order=settings.nnodes > 1)
-    pool.nproc(settings.nproc_per_node)
+    pool.size(settings.nproc_per_node, settings.devices_per_rank)
     locks = None
     if devices and settings.lock_devices and not settings.dry_run:
         locks = DeviceLocks(sweep_dir, _environment.locked_for_this_rank(os.environ))

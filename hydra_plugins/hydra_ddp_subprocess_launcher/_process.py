@@ -41,7 +41,8 @@ def become_subreaper() -> None:
 
 def name_process(name: str) -> None:
     """Set the short name (at most 15 bytes) that `top` and `ps -o comm` show."""
-    _prctl(_PR_SET_NAME, name.encode())
+    with contextlib.suppress(OSError):
+        _prctl(_PR_SET_NAME, name.encode())
 
 
 def signal_at_parents_end(parent: int, number: int) -> None:
@@ -169,16 +170,44 @@ def topmost(roots: Sequence[int], wanted: Callable[[int], bool]) -> list[int]:
     return found
 
 
+def can_list_children() -> bool:
+    """Return whether the system tells which processes a process has started."""
+    if not sys.platform.startswith("linux"):
+        return True
+    try:
+        # In a pid namespace with the /proc of another one, numbers there mean other processes.
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False
+
+
 def _child_lookup() -> Callable[[int], list[int]]:
     # A kernel may be built without these files; then every process is looked at.
     if os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         return _listed_children
     below: dict[int, list[int]] = {}
-    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    for line in table.splitlines():
-        pid, parent = map(int, line.split())
+    for pid, parent in _parents().items():
         below.setdefault(parent, []).append(pid)
     return lambda pid: below.get(pid, [])
+
+
+def _parents() -> dict[int, int]:
+    """Return the parent of each process."""
+    if not sys.platform.startswith("linux"):
+        table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+        return dict(map(int, line.split()) for line in table.splitlines())
+    # Not by `ps`, which many containers lack.
+    found = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):  # It ended while we looked.
+                found[int(entry)] = int(_stat_fields(int(entry))[1])
+    return found
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """Return what /proc/<pid>/stat has from the state on: behind the name, which may hold anything."""
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode("ascii").split()
 
 
 def _listed_children(pid: int) -> list[int]:
@@ -194,6 +223,16 @@ def _listed_children(pid: int) -> list[int]:
 def own_children() -> list[int]:
     """Return the pids of this process's children, ended ones that were not reaped included."""
     return _child_lookup()(os.getpid())
+
+
+def name_of(pid: int) -> str:
+    """Return the name of a process, as `ps` shows it, with its script if it is an interpreter's; "process": unknown."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return "process"
+    return " ".join([name, *(os.fsdecode(os.path.basename(part)) for part in command[1:2] if part.endswith(b".py"))])
 
 
 def kill_marked(marks: Mapping[str, str], within_s: float) -> list[int]:
@@ -268,7 +307,7 @@ class ProcessHandle:
     def stopped(self) -> bool:
         """Whether somebody stopped the process by a signal (not a debugger); False where the system does not tell."""
         try:
-            return Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+            return _stat_fields(self._pid)[0] == "T"
         except OSError:
             return False
 

@@ -28,7 +28,7 @@ from ._files import JobPaths
 from ._logs import LOOK_INTERVAL_S, LogTee, LogView
 from ._plan import PlannedJob
 from ._records import JobState
-from ._report import duration, override_line, shown
+from ._report import UNGROUPED, duration, override_line, shown
 from ._results import Verdict
 from ._resume import Decision
 from ._setup import Sweep
@@ -132,9 +132,11 @@ class Progress:
         value = verdict.value if verdict.completed else None
         text = short_text(value) if verdict.completed else ""
         stored, exact = json_value(value)
-        event = JobEnded(time.time(), number, verdict.completed, stored, text, verdict.cause, seconds, exact)
+        event = JobEnded(
+            time.time(), number, verdict.completed, stored, text, verdict.cause, seconds, exact, verdict.ungrouped
+        )
         self._ledger.note(event)
-        for line in verdict.warnings:
+        for line in (*verdict.warnings, *([UNGROUPED] if verdict.ungrouped else [])):
             _log.warning("#%d : %s", number, shown(line))
         overrides = shown(override_line(self._overrides[number]))
         if not verdict.completed:

@@ -19,9 +19,10 @@ from hydra.core.utils import JobRuntime, run_job, setup_globals
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from . import _encoded, _files, _freeze, _outcome, _pickling, _signals, _tasks
-from ._environment import JOB_NUM, PAYLOAD_DIGEST
+from . import _callbacks, _encoded, _files, _freeze, _outcome, _pickling, _signals, _tasks
+from ._environment import JOB_NUM, PAYLOAD_DIGEST, RANK_PROCESS
 from ._errors import LauncherError, StartError
+from ._process_groups import GroupWatch
 from ._specs import JOB_ID_TOKEN, Outcome, Payload, TaskId
 
 
@@ -145,12 +146,17 @@ class _Rank:
     ) -> NoReturn:
         """Run the job and end the process.
 
+        A fork of it that leaves the job's function ends as well, and says nothing about the job.
+
         Args:
             task_function: The program's; None: it is in the payload.
             hydra_context: The program's; None: as `task_function`.
             main: Namespace of the program's `__main__`; None: there is no program.
         """
+        process = os.getpid()
+        self._claim(process)
         _signals.write_stacks_on_signal(self._paths.log(self._rank))
+        groups = GroupWatch()
         try:
             outcome, code = self._run_job(task_function, hydra_context, main)
         except BaseException as error:  # noqa: BLE001  (whatever ends this rank is what the user must see)
@@ -159,11 +165,27 @@ class _Rank:
         with contextlib.suppress(Exception):
             sys.stderr.write(outcome.traceback)
             sys.stderr.flush()
+        if os.getpid() != process:
+            raise SystemExit(code)
         if outcome.traceback:
             with contextlib.suppress(OSError):
                 self._write_error_file(outcome)
-        self._store(outcome)
+        self._store(replace(outcome, alone=groups.ran_alone))
         raise SystemExit(code)
+
+    def _claim(self, process: int) -> None:
+        """Let what this process starts know that the job has its rank.
+
+        Raises:
+            SystemExit: when this process was started by one that has it.
+        """
+        earlier = os.environ.get(RANK_PROCESS, str(process))
+        if earlier != str(process):
+            raise SystemExit(
+                f"Process {earlier}, which started this one, runs the job as rank {self._rank} already. Start other "
+                "programs without the arguments of a rank, and call main() only if __name__ == '__main__'."
+            )
+        os.environ[RANK_PROCESS] = str(process)
 
     def _store(self, outcome: Outcome) -> None:
         """Store the outcome; where there is no room for it, that there is none.
@@ -196,7 +218,7 @@ class _Rank:
             _freeze.set_job_id(config, JOB_ID_TOKEN, payload.job_id, payload.run_dir)
         if task_function is None or hydra_context is None:
             task_function, hydra_context = _restore_hydra(body)
-        hydra_context.callbacks = self._callbacks(config, body["callbacks"])
+        hydra_context.callbacks = self._callbacks(config, body["callbacks"], main)
         JobRuntime.instance().set("name", payload.task_name)
         if self._rank > 0:
             self._keep_files_apart(config)
@@ -214,13 +236,15 @@ class _Rank:
             return _outcome.after_exit(stop)
         return _outcome.outcome_of(job_return, main, with_value=self._rank == 0)
 
-    def _callbacks(self, config: DictConfig, pickled: bytes | None) -> Callbacks:
+    def _callbacks(self, config: DictConfig, pickled: bytes | None, main: Mapping[str, Any] | None) -> Callbacks:
         """Return the sweep's callbacks in rank 0, so that each fires once a job; none in the others."""
         if self._rank > 0:
             return Callbacks()
         callbacks = Callbacks(config) if pickled is None else _pickling.loads(pickled)
         assert isinstance(callbacks, Callbacks)
-        return callbacks
+        restarts, most = (os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RESTART_COUNT", "MAX_RESTARTS"))
+        can_restart = int(restarts) < int(most)
+        return _callbacks.RankCallbacks(callbacks, self._paths, main, can_restart=can_restart)
 
     def _keep_files_apart(self, config: DictConfig) -> None:
         """Let rank 0 alone write Hydra's files; what this rank logs goes beside its output."""

@@ -62,6 +62,7 @@ class JobRecord:
         value: Its value, as in JobEnded.
         exact: Whether that is all of it.
         text: Its value in a few words.
+        ungrouped: As in JobEnded.
         cause: Why it failed, or is not run; of one that is paused, why its last start failed.
         job_id: Its id on a cluster; empty: it is on none, or nobody has noted it yet (`submitit_folder`).
         folder: Where its nodes tell how it fares there; empty: it is on none.
@@ -86,6 +87,7 @@ class JobRecord:
     value: Any = None
     exact: bool = False
     text: str = ""
+    ungrouped: bool = False
     cause: str = ""
     task: str = ""
     job_id: str = ""
@@ -203,5 +205,6 @@ def _after(job: JobRecord, event: JobEvent) -> JobRecord:
         value=event.value,
         exact=event.exact,
         text=event.text,
+        ungrouped=event.ungrouped,
         cause=event.cause,
     )

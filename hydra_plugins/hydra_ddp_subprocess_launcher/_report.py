@@ -10,11 +10,15 @@ from collections.abc import Sequence
 from hydra.core.utils import filter_overrides
 
 from ._records import JobRecord, JobState
-from ._words import counted
+from ._words import counted, numbered
 
 _LEAST_WIDTH = 40
 _WIDTH_WITHOUT_TERMINAL = 120
 _TITLES = ("job", "overrides", "status", "value", "time", "devices", "cause")
+UNGROUPED = (
+    "its ranks opened no process group, so each of them did the whole job by itself. Open one (Lightning: "
+    "strategy=ddp), or start as many ranks as the job uses: 'hydra.launcher.nproc_per_node=${trainer.devices}'"
+)
 _OPTIONAL = ("value", "devices", "cause")
 
 
@@ -83,4 +87,7 @@ def results_table(jobs: Sequence[JobRecord]) -> str:
     always = (JobState.COMPLETED, JobState.FAILED)
     said = [f"{count} {state.value.lower()}" for state, count in counts.items() if count or state in always]
     last = f"{counted(len(jobs), 'job')}: {', '.join(said)}"
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + f"\n{last}"
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    if ungrouped := [job.number for job in jobs if job.ungrouped]:
+        lines.append(f"Warning: {numbered('job', ungrouped)}: {UNGROUPED}")
+    return "\n".join([*lines, last])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import _pickling
@@ -13,7 +13,7 @@ from ._files import JobPaths, read_outcome
 from ._logs import last_lines
 from ._peers import refresh_names
 from ._records import JobRecord
-from ._signals import describe_exit
+from ._signals import advice_on_exit, describe_end, describe_exit
 from ._specs import OUTPUT_LOST, GroupReport, Outcome
 from ._start import JobStart
 from ._words import counted, numbered
@@ -50,6 +50,7 @@ class Verdict:
         remote: Fields for Hydra 1.4's JobReturn; may be empty.
         rank: Rank that failed first; None: none did.
         skipped: Whether the job was not run at all.
+        ungrouped: Whether it has several ranks, which had torch.distributed and opened no process group.
         kept: What an earlier run of the sweep has recorded, if that stands; else None.
     """
 
@@ -61,6 +62,7 @@ class Verdict:
     remote: tuple[tuple[str, object], ...] = ()
     rank: int | None = None
     skipped: bool = False
+    ungrouped: bool = False
     kept: JobRecord | None = None
 
 
@@ -77,6 +79,11 @@ def has_completed(report: GroupReport, outcomes: Sequence[Outcome | None]) -> bo
     return good and (report.finished or report.reason is None)
 
 
+def never_grouped(outcomes: Sequence[Outcome | None]) -> bool:
+    """Return whether a job has several ranks, of which none has been in a process group with others."""
+    return len(outcomes) > 1 and all(outcome is not None and outcome.alone for outcome in outcomes)
+
+
 def read_outcomes(start: JobStart) -> list[Outcome | None]:
     """Return what each rank of a start stored; None: nothing."""
     if start.meeting or start.hosts:
@@ -85,31 +92,30 @@ def read_outcomes(start: JobStart) -> list[Outcome | None]:
     return [read_outcome(start.paths, rank, start.run_id) for rank in range(start.group.world_size)]
 
 
-def judge(report: GroupReport | None, start: JobStart) -> Verdict:
+def judge(report: GroupReport | None, start: JobStart, keeper_code: int | None = None) -> Verdict:
     """Decide how a job ended.
 
     Args:
         report: The keeper's; None: it was lost.
         start: What was started.
+        keeper_code: Exit code of the keeper; None: not known.
     """
     if report is None:
-        return failed_before_start(
-            JobFailedError(
-                "The process that kept this job was killed from outside, and its ranks with it. "
-                f"The logs of the ranks are in {start.paths.folder}."
-            )
-        )
+        how = "ended without a report" if keeper_code is None else describe_end(keeper_code)
+        what = f"The process that kept this job {how}, and its ranks ended with it."
+        logs = f"The logs of the ranks are in {start.paths.folder}."
+        return failed_before_start(JobFailedError(" ".join(filter(None, (what, advice_on_exit(keeper_code), logs)))))
     outcomes = read_outcomes(start)
     if has_completed(report, outcomes):
-        return _completed(report, outcomes[0])
+        return replace(_completed(report, outcomes[0]), ungrouped=never_grouped(outcomes))
     # The output of a rank that has the terminal is not in its log.
     return _failed(report, outcomes, start.paths, logged=range(start.terminal, len(outcomes)))
 
 
-def judge_safely(report: GroupReport | None, start: JobStart) -> Verdict:
+def judge_safely(report: GroupReport | None, start: JobStart, keeper_code: int | None = None) -> Verdict:
     """Decide how a job ended, also where what its ranks stored makes trouble."""
     try:
-        return judge(report, start)
+        return judge(report, start, keeper_code)
     except (Exception, SystemExit) as error:  # noqa: BLE001  (what is the user's may raise wherever it is touched)
         why = f"what its ranks stored cannot be used: {type(error).__name__}: {error}"
         return failed_before_start(JobFailedError(f"{why}\nThe logs are in {start.paths.folder}."))
@@ -121,12 +127,16 @@ def failed_before_start(error: Exception) -> Verdict:
     return Verdict(completed=False, value=error, cause=summary, block=f"{type(error).__name__}: {error}")
 
 
-def not_begun() -> Verdict:
-    """Return the verdict on a job that was handed to a spawner which did not take it up."""
+def not_begun(why: str) -> Verdict:
+    """Return the verdict on a job that was handed to a spawner which did not take it up.
+
+    Args:
+        why: What became of that spawner.
+    """
     return failed_before_start(
         JobFailedError(
-            "The process that was to start this job ended before it did so: somebody killed it, or the system "
-            "for want of memory (see dmesg). hydra.launcher.resume=failed runs the job again."
+            f"The process that was to start this job did not do so: it {why}. "
+            "hydra.launcher.resume=failed runs the job again."
         )
     )
 
@@ -183,8 +193,8 @@ def _failed(
     broken = unusable_folder(paths) if rank is not None and outcomes[rank] is None else None
     if broken is not None:
         advice = f"The run directory {paths.run_dir} cannot be used any more: {broken}."
-    if failure is not None and len(outcomes) > 1:
-        advice = advice_on(failure) or advice
+    if failure is not None:
+        advice = advice_on(failure, "\n".join(lines), len(outcomes)) or advice
     if advice:
         lines.append(advice)
     lines.append(f"Log: {paths.log(rank)}" if rank is not None else _SEE_LOG.format(folder=paths.folder))

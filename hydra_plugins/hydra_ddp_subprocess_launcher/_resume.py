@@ -156,7 +156,14 @@ def _as_stored(job: JobRecord) -> JobRecord:
         return job
     value, _ = _results.value_of(done[0])
     stored, exact = json_value(value)
-    return replace(job, state=JobState.COMPLETED, value=stored, exact=exact, text=short_text(value))
+    return replace(
+        job,
+        state=JobState.COMPLETED,
+        value=stored,
+        exact=exact,
+        text=short_text(value),
+        ungrouped=_results.never_grouped(outcomes),
+    )
 
 
 def _stored(job: JobRecord) -> Verdict | None:

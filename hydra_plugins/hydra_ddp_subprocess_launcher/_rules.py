@@ -11,10 +11,12 @@ from ._words import numbered
 LAUNCHER_LOST_GRACE_S = 0.5
 # Seconds after the first rank's good exit until a line names the ranks that still run.
 STILL_RUNNING_NOTE_S = 60.0
-# Seconds for a rank that stored an error to end by itself.
+# Seconds for a rank that stored an error to end by itself, before the others are ended, for which it may wait.
 FAILURE_LINGERS_S = 1.0
 # Seconds between the signal on which ranks write their stacks into their logs and SIGTERM.
 DUMP_S = 0.5
+# Seconds for what the ranks left behind to obey SIGTERM, until a line says that it is waited for.
+LEFTOVERS_NOTE_S = 0.5
 # Seconds after the last outcome was stored until a line says who lingers, and until the group is ended.
 LINGERING_NOTE_S = 10.0
 LINGERING_LIMIT_S = 300.0
@@ -30,7 +32,7 @@ class Action(Enum):
 
 
 # Reasons that mean that somebody hangs: where, the stacks tell.
-_HANGS = (StopReason.TIMEOUT, StopReason.EXIT_TIMEOUT, StopReason.LINGERING, StopReason.FAILURE_LINGERS)
+_HANGS = (StopReason.TIMEOUT, StopReason.EXIT_TIMEOUT, StopReason.LINGERING)
 
 
 class GroupRules:
@@ -47,6 +49,7 @@ class GroupRules:
         self._limits = limits
         self._began = now
         self._exits: list[RankExit] = []
+        self._last_exit: float | None = None
         self._stored: set[int] = set()
         self._all_stored_at: float | None = None
         self._finished = False
@@ -61,6 +64,8 @@ class GroupRules:
         # After the stacks were asked for; None: they need not be waited for.
         self._term_at: float | None = None
         self._dumped = False
+        # Whether the grace period was cut short.
+        self._hurried = False
         self._termed = False
         self._noted: set[str] = set()
 
@@ -78,6 +83,7 @@ class GroupRules:
     def rank_exited(self, rank: int, code: int, now: float) -> None:
         """Take note that a rank's process ended."""
         stopped = self._kill_at is not None
+        self._last_exit = now
         ended = RankExit(rank, code, now - self._began, stopped)
         self._exits.append(ended)
         # A good code without an outcome is no good end: the program left before the job was done.
@@ -172,6 +178,7 @@ class GroupRules:
             # What a rank stores from now on, it may have cut short for our SIGTERM.
             self._finished = self._all_stored_at is not None
         else:
+            self._hurried |= now + grace_s < self._kill_at
             self._kill_at = min(self._kill_at, now + grace_s)
             if self._reason is None and self._late is None:
                 self._late = reason, detail
@@ -187,12 +194,15 @@ class GroupRules:
             return Action.WAIT
         if self._reason in _HANGS and not self._dumped:
             self._dumped = True
-            # A failed rank is not sent SIGTERM, so the others need not wait for its stacks.
-            wait_s = 0.0 if self._reason is StopReason.FAILURE_LINGERS else DUMP_S
-            self._term_at = now + wait_s
-            self._kill_at += wait_s
+            self._term_at = now + DUMP_S
+            self._kill_at += DUMP_S
             return Action.DUMP
         if now >= self._kill_at:
+            if self._reason is StopReason.RANK_FAILED and self._cause in self.failing and not self._hurried:
+                # It was not only slow to end: for the whole grace period nothing was in its way.
+                self._reason = StopReason.FAILURE_LINGERS
+                self._kill_at += DUMP_S
+                return Action.DUMP
             return Action.KILL
         if not self._termed and (self._term_at is None or now >= self._term_at):
             self._termed = True
@@ -204,9 +214,10 @@ class GroupRules:
             return
         for reason, due in self._limit_times():
             if due is not None and now >= due:
-                if reason is StopReason.FAILURE_LINGERS:
-                    self._cause = self._first_lingering_failure()
-                self._stop(reason, now, self._limits.grace_period_s, f"{numbered('rank', self.running)} still running")
+                detail = f"{numbered('rank', self.running)} still running"
+                if reason is StopReason.RANK_FAILED:
+                    self._cause, detail = self._first_lingering_failure(), ""
+                self._stop(reason, now, self._limits.grace_period_s, detail)
                 return
 
     def _first_lingering_failure(self) -> int | None:
@@ -219,7 +230,7 @@ class GroupRules:
 
         failed = self._first_lingering_failure()
         return [
-            (StopReason.FAILURE_LINGERS, after(None if failed is None else self._failures[failed], FAILURE_LINGERS_S)),
+            (StopReason.RANK_FAILED, after(None if failed is None else self._failures[failed], FAILURE_LINGERS_S)),
             (StopReason.TIMEOUT, after(self._began, self._limits.timeout_s)),
             (StopReason.EXIT_TIMEOUT, after(self._first_good_exit, self._limits.exit_timeout_s)),
             (StopReason.LINGERING, after(self._all_stored_at, LINGERING_LIMIT_S)),
@@ -251,6 +262,14 @@ class GroupRules:
                 self._noted.add(key)
                 lines.append(line)
         return lines
+
+    def leftovers_due(self, now: float) -> float | None:
+        """Return for how many seconds what the ranks left behind is still waited for, once that is worth a line."""
+        last_exit = self._last_exit
+        if self.running or last_exit is None or self._kill_at is None or not self._termed:
+            return None
+        left_s = self._kill_at - now
+        return left_s if now >= last_exit + LEFTOVERS_NOTE_S and left_s > 0 else None
 
     def next_due(self) -> float | None:
         """Return when `decide` could answer differently without a new event; None: never."""

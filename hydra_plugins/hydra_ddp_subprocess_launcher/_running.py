@@ -53,6 +53,7 @@ class RunningJob:
         report: The keeper's last word.
         buried: Whether the spawner said that the keeper and all below it are gone.
         left: Whether something of it could not be ended.
+        keeper_code: Exit code of the keeper; None: not known.
         compared: Whether `check_config` has been done.
         difference: What it found; empty: nothing.
     """
@@ -74,6 +75,7 @@ class RunningJob:
     report: GroupReport | None = None
     buried: bool = False
     left: bool = False
+    keeper_code: int | None = None
     compared: bool = False
     difference: str = ""
 

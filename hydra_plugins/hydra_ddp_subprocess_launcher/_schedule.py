@@ -14,6 +14,35 @@ MOST_OVERTAKEN = 8
 
 
 @dataclass(frozen=True)
+class JobSize:
+    """How large a job is on each of its nodes.
+
+    Attributes:
+        nproc: Number of ranks.
+        devices_per_rank: Devices that each of them uses.
+    """
+
+    nproc: int
+    devices_per_rank: int = 1
+
+    @property
+    def devices(self) -> int:
+        """Devices that it takes, where there are devices."""
+        return self.nproc * self.devices_per_rank
+
+    def __str__(self) -> str:
+        ranks = counted(self.nproc, "rank")
+        return ranks if self.devices_per_rank == 1 else f"{ranks} on {self.devices_per_rank} devices each"
+
+
+def asked_options(nproc: int | None, devices_per_rank: int) -> str:
+    """Return the options by which a job asks for a size that is not the default one."""
+    asked = {"nproc_per_node": nproc or "auto", "devices_per_rank": devices_per_rank}
+    usual = {"nproc_per_node": "auto", "devices_per_rank": 1}
+    return " with ".join(f"hydra.launcher.{name}={value}" for name, value in asked.items() if value != usual[name])
+
+
+@dataclass(frozen=True)
 class Pool:
     """What jobs share.
 
@@ -29,34 +58,36 @@ class Pool:
     max_jobs: int | None = None
     in_order: bool = False
 
-    def nproc(self, asked: int | None) -> int:
-        """Return the number of ranks of a job that asks for so many.
+    def size(self, nproc: int | None, devices_per_rank: int = 1) -> JobSize:
+        """Return the size of a job.
 
         Args:
-            asked: None: one a device, 1 without devices.
+            nproc: Ranks that it asks for; None: as many as the devices do for, 1 without devices.
+            devices_per_rank: Devices for each of them.
 
         Raises:
             OptionError: when the job does not fit, however long it waits.
         """
-        if asked is None:
-            return max(1, len(self.devices))
-        if self.devices and asked > len(self.devices):
-            are = "is" if len(self.devices) == 1 else "are"
+        count = len(self.devices)
+        size = JobSize(nproc or max(1, count // devices_per_rank), devices_per_rank)
+        if self.devices and size.devices > count:
+            asked = asked_options(nproc, devices_per_rank)
+            takes = "" if devices_per_rank == 1 else f" takes {size.devices} devices"
             raise OptionError(
-                f"A job of {counted(asked, 'rank')} does not fit: hydra.launcher.nproc_per_node={asked}, but there "
-                f"{are} only {counted(len(self.devices), 'device')} ({', '.join(self.devices)}). Ask for fewer ranks, "
-                "or set hydra.launcher.devices=[] to run without devices."
+                f"A job of {size} does not fit: {asked}{takes}, but there {'is' if count == 1 else 'are'} only "
+                f"{counted(count, 'device')} ({', '.join(self.devices)}). Ask for fewer, or set "
+                "hydra.launcher.devices=[] to run without devices."
             )
-        return asked
+        return size
 
     @property
     def limit(self) -> float:
         """Most jobs at a time, whatever their devices."""
         return self.max_jobs or (math.inf if self.devices else 1)
 
-    def most_jobs(self, nproc: int) -> int:
-        """Return how many jobs of `nproc` ranks can run at a time."""
-        by_devices = len(self.devices) * self.jobs_per_device // nproc if self.devices else math.inf
+    def most_jobs(self, width: int) -> int:
+        """Return how many jobs that take `width` devices each can run at a time."""
+        by_devices = len(self.devices) * self.jobs_per_device // width if self.devices else math.inf
         return max(1, int(min(by_devices, self.limit)))
 
 
@@ -66,20 +97,18 @@ class Turn:
 
     Attributes:
         job: Number of the job.
-        nproc: Its number of ranks.
         devices: Ids of its devices, in the pool's order; empty: without devices.
         overtakes: Jobs before it in line that lack devices which jobs of this line have.
     """
 
     job: int
-    nproc: int
     devices: tuple[str, ...]
     overtakes: tuple[int, ...] = ()
 
 
 @dataclass
 class _Waiting:
-    nproc: int | None
+    width: int | None
     overtaken: int = 0
 
 
@@ -99,22 +128,18 @@ class Schedule:
     running: dict[int, tuple[str, ...]] = field(default_factory=dict)
     _line: dict[int, _Waiting] = field(default_factory=dict)
 
-    def add(self, job: int, nproc: int | None) -> None:
+    def add(self, job: int, width: int | None) -> None:
         """Put a job at the end of the line.
 
         Args:
             job: Its number.
-            nproc: Its number of ranks; None: not known yet, and it cannot start before it is.
+            width: Devices that it takes, if there are any; None: not known yet, and it cannot start before it is.
         """
-        self._line[job] = _Waiting(nproc)
+        self._line[job] = _Waiting(width)
 
-    def resize(self, job: int, nproc: int) -> None:
-        """Take note of a waiting job's number of ranks."""
-        self._line[job].nproc = nproc
-
-    def nproc(self, job: int) -> int | None:
-        """Return the number of ranks of a waiting job; None: not known yet."""
-        return self._line[job].nproc
+    def resize(self, job: int, width: int) -> None:
+        """Take note of how many devices a waiting job takes."""
+        self._line[job].width = width
 
     def drop(self, job: int) -> None:
         """Take a waiting job out of the line."""
@@ -143,17 +168,17 @@ class Schedule:
         too_many = math.inf
         overtakes: list[int] = []
         for place, (job, waiting) in enumerate(self._line.items()):
-            if waiting.nproc is None and place == 0:
+            if waiting.width is None and place == 0:
                 return None
-            if waiting.nproc is not None and waiting.nproc < too_many:
-                devices = self._take(waiting.nproc, free, obtain)
+            if waiting.width is not None and waiting.width < too_many:
+                devices = self._take(waiting.width, free, obtain)
                 if devices is not None:
-                    return Turn(job, waiting.nproc, devices, tuple(overtakes))
-                too_many = waiting.nproc
+                    return Turn(job, devices, tuple(overtakes))
+                too_many = waiting.width
             if self.pool.in_order:
                 return None
             # Where others have the devices that it lacks, to keep ours idle would not help it.
-            if waiting.nproc is None or len(free) < waiting.nproc or not self.pool.devices:
+            if waiting.width is None or len(free) < waiting.width or not self.pool.devices:
                 if waiting.overtaken >= MOST_OVERTAKEN:
                     return None
                 overtakes.append(job)
@@ -175,16 +200,16 @@ class Schedule:
         free = [device for device in self.pool.devices if jobs_on[device] < self.pool.jobs_per_device]
         return sorted(free, key=jobs_on.__getitem__)
 
-    def _take(self, nproc: int, free: Sequence[str], obtain: Callable[[str], bool]) -> tuple[str, ...] | None:
+    def _take(self, width: int, free: Sequence[str], obtain: Callable[[str], bool]) -> tuple[str, ...] | None:
         if not self.pool.devices:
             return ()
-        if len(free) < nproc:
+        if len(free) < width:
             return None
         taken: list[str] = []
         for device in free:
-            if len(taken) < nproc and obtain(device):
+            if len(taken) < width and obtain(device):
                 taken.append(device)
-        return self._in_order(taken) if len(taken) == nproc else None
+        return self._in_order(taken) if len(taken) == width else None
 
     def _in_order(self, devices: Iterable[str]) -> tuple[str, ...]:
         chosen = set(devices)

@@ -1,19 +1,19 @@
-"""Options from the config, checked as a whole before anything is started."""
+"""Options from the config, checked as a whole before anything is started.
+
+Types and words of enumerations are checked by OmegaConf before, through interpolations, too; not those within lists.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 from ._choices import Entry, OnCodeChange, OnConfigDifference, Resume, ShowProgress
 from ._errors import OptionError
 from ._specs import Limits
 from .config import DDPSubprocessLauncherConf
-
-_EnumT = TypeVar("_EnumT", bound=Enum)
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class LaunchSettings:
 
     Attributes:
         nproc_per_node: Ranks of a job by the sweep's own config; None: `auto`. A job's own config has the last word.
+        devices_per_rank: Likewise.
         devices: Ids; None: look for them.
         tee_ranks: Ranks whose output is shown; None: all.
         limits: The three time limits.
@@ -29,6 +30,7 @@ class LaunchSettings:
     """
 
     nproc_per_node: int | None
+    devices_per_rank: int
     devices: tuple[str, ...] | None
     device_env_var: str
     jobs_per_device: int
@@ -64,8 +66,7 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
         OptionError: for an unknown name or a value that cannot be used, naming the key and what is valid.
     """
     check_names(options, DDPSubprocessLauncherConf)
-    debug = _truth("debug", options["debug"])
-    progress = choice("progress", options["progress"], ShowProgress)
+    debug, progress = options["debug"], options["progress"]
     for name in ("timeout_min", "exit_timeout_s"):
         if debug and options[name] is not None:
             raise OptionError(
@@ -73,14 +74,16 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
                 "ended while somebody looks at it. Leave out one of the two."
             )
     nnodes, node_rank = _nodes(options, debug)
+    nproc_per_node, devices_per_rank = read_size(options["nproc_per_node"], options["devices_per_rank"])
     return LaunchSettings(
-        nproc_per_node=read_nproc(options["nproc_per_node"]),
+        nproc_per_node=nproc_per_node,
+        devices_per_rank=devices_per_rank,
         devices=_ids(options["devices"]),
         device_env_var=_variable_name(options["device_env_var"]),
         jobs_per_device=count("jobs_per_device", options["jobs_per_device"], 1),
         # Of all nodes the same job would have to be next.
         max_parallel_jobs=(1 if nnodes > 1 else whole("max_parallel_jobs", options["max_parallel_jobs"], 1, "null")),
-        lock_devices=_truth("lock_devices", options["lock_devices"]),
+        lock_devices=options["lock_devices"],
         min_free_memory_gb=_amount("min_free_memory_gb", options["min_free_memory_gb"]),
         omp_num_threads=whole("omp_num_threads", options["omp_num_threads"], 1, "null"),
         master_addr=_text("master_addr", options["master_addr"]),
@@ -95,22 +98,18 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
         ),
         wrapper=_texts("wrapper", options["wrapper"]),
         preload=_modules(options["preload"]),
-        entry=choice("entry", options["entry"], Entry),
+        entry=options["entry"],
         tee_ranks=_ranks(options["tee_ranks"]),
         # A board would be drawn over what is typed.
         progress=ShowProgress.plain if debug and progress is not ShowProgress.none else progress,
-        check_config=(
-            None
-            if options["check_config"] is None
-            else choice("check_config", options["check_config"], OnConfigDifference)
-        ),
-        code_changed=choice("code_changed", options["code_changed"], OnCodeChange),
-        resume=None if options["resume"] is None else choice("resume", options["resume"], Resume),
+        check_config=options["check_config"],
+        code_changed=options["code_changed"],
+        resume=options["resume"],
         max_failures=whole("max_failures", options["max_failures"], 1, "null"),
-        stop_running=_truth("stop_running", options["stop_running"]),
-        allow_nested=_truth("allow_nested", options["allow_nested"]),
+        stop_running=options["stop_running"],
+        allow_nested=options["allow_nested"],
         debug=debug,
-        dry_run=_truth("dry_run", options["dry_run"]),
+        dry_run=options["dry_run"],
     )
 
 
@@ -151,15 +150,18 @@ def _nodes(options: Mapping[str, Any], debug: bool) -> tuple[int, int]:
     return nnodes, node_rank
 
 
-def read_nproc(value: Any) -> int | None:
-    """Return the number of ranks that `nproc_per_node` asks for; None for `auto`.
+def read_size(nproc_per_node: Any, devices_per_rank: Any) -> tuple[int | None, int]:
+    """Return how many ranks (None for `auto`) and devices for each of them a job asks for.
+
+    Args:
+        nproc_per_node: That option.
+        devices_per_rank: That option.
 
     Raises:
-        OptionError: for anything but `auto` and a whole number from 1 up.
+        OptionError: for anything but whole numbers from 1 up, and `auto` for ranks.
     """
-    if value == "auto":
-        return None
-    return whole("nproc_per_node", value, 1, "auto")
+    ranks = None if nproc_per_node == "auto" else whole("nproc_per_node", nproc_per_node, 1, "auto")
+    return ranks, count("devices_per_rank", devices_per_rank, 1)
 
 
 def _bad(name: str, value: Any, valid: str) -> OptionError:
@@ -190,35 +192,31 @@ def whole(name: str, value: Any, least: int, word: str, most: int | None = None)
     return value
 
 
-def count(name: str, value: Any, least: int = 0) -> int:
+def count(name: str, value: int, least: int = 0) -> int:
     """Return a whole number from `least` up.
 
     Raises:
-        OptionError: for anything else, such as the number as text.
+        OptionError: for a smaller one.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if value < least:
         raise _bad(name, value, f"a whole number from {least} up")
     return value
 
 
-def _amount(name: str, value: Any, *, zero: bool = False) -> float | None:
-    if value is None and name != "grace_period_s":
-        return None
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or value < 0 or (value == 0 and not zero):
-        raise _bad(
-            name, value, f"{'' if name == 'grace_period_s' else 'null, or '}a number {'from' if zero else 'above'} 0"
-        )
-    return float(value)
+def _amount(name: str, value: float | None, *, zero: bool = False) -> float | None:
+    if value is not None and (not math.isfinite(value) or value < 0 or (value == 0 and not zero)):
+        null = "" if name == "grace_period_s" else "null, or "
+        raise _bad(name, value, f"{null}a number {'from' if zero else 'above'} 0")
+    return value
 
 
-def _minutes(name: str, value: Any) -> float | None:
+def _minutes(name: str, value: float | None) -> float | None:
     minutes = _amount(name, value)
     return None if minutes is None else minutes * 60
 
 
-def _text(name: str, value: Any) -> str | None:
-    if value is not None and (not isinstance(value, str) or not value.strip()):
+def _text(name: str, value: str | None) -> str | None:
+    if value is not None and not value.strip():
         raise _bad(name, value, "null, or an address")
     return value
 
@@ -253,24 +251,10 @@ def _ids(value: Any) -> tuple[str, ...] | None:
     return ids
 
 
-def _variable_name(value: Any) -> str:
-    if not isinstance(value, str) or not value or "=" in value or "\0" in value:
+def _variable_name(value: str) -> str:
+    if not value or "=" in value or "\0" in value:
         raise _bad("device_env_var", value, "the name of an environment variable")
     return value
-
-
-def choice(name: str, value: Any, kind: type[_EnumT]) -> _EnumT:
-    """Return a member of an enumeration, by itself or by its word.
-
-    Raises:
-        OptionError: for anything else.
-    """
-    if isinstance(value, kind):
-        return value
-    try:
-        return kind(value)
-    except ValueError:
-        raise _bad(name, value, ", ".join(str(choice.value) for choice in kind)) from None
 
 
 def _ranks(value: Any) -> tuple[int, ...] | None:
@@ -280,9 +264,3 @@ def _ranks(value: Any) -> tuple[int, ...] | None:
     if not good or not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in value):
         raise _bad("tee_ranks", value, "all, or a list of ranks such as [0]")
     return tuple(sorted(set(value)))
-
-
-def _truth(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _bad(name, value, "true, false")
-    return value

@@ -56,6 +56,18 @@ def describe_exit(code: int) -> str:
     return f"signal {-code} ({name})"
 
 
+def describe_end(code: int) -> str:
+    """Say how a process ended: `ended with exit code 3`, `was killed by signal 9 (SIGKILL)`."""
+    return f"ended with {describe_exit(code)}" if code >= 0 else f"was killed by {describe_exit(code)}"
+
+
+def advice_on_exit(code: int | None) -> str:
+    """Return what to look at after an exit code that tells little; empty: nothing."""
+    if code != -signal.SIGKILL:
+        return ""
+    return "Often this means out of memory: look at `dmesg` and at the memory limit of the container or allocation."
+
+
 class InsistedError(KeyboardInterrupt):
     """A signal to stop came while an earlier one has not been looked at for long.
 
@@ -168,7 +180,8 @@ def write_stacks_on_signal(log_file: str) -> None:
 def handles(pid: int, number: int) -> bool:
     """Return whether a process has a handler for a signal; False where the system does not tell."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        # Its name may be cut within a character.
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
         return False
     caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")

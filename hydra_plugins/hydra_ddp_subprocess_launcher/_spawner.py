@@ -8,6 +8,7 @@ The launching process's end of it is in `_spawner_link`. This program imports th
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import selectors
@@ -52,7 +53,9 @@ def spawner_command(descriptor: int, launcher: int) -> list[str]:
         launcher: Pid of the launching process.
     """
     bootstrap = _BOOTSTRAP.format(package=__package__)
-    return [sys.executable, "-I", "-S", "-c", bootstrap, str(folder_of_package()), str(descriptor), str(launcher)]
+    # `-I` ignores PYTHONUTF8, and paths must mean the same files as in the launching process.
+    flags = ["-I", "-S", "-X", f"utf8={sys.flags.utf8_mode}"]
+    return [sys.executable, *flags, "-c", bootstrap, str(folder_of_package()), str(descriptor), str(launcher)]
 
 
 def folder_of_package() -> Path:
@@ -87,9 +90,10 @@ def serve(sock: socket.socket, launcher: int, start_rank: StartRank = exec_rank)
     """
     _signals.reset_signals()
     _process.become_subreaper()
+    # There may be other threads here: of a library in LD_PRELOAD, or of a debugger that puts itself into each process.
+    # A fork copies only this one. The C library, and whoever brings threads of Python's, see to their locks themselves.
     _process.signal_at_parents_end(launcher, signal.SIGCONT)
-    # A fork copies only the calling thread, and with it the locks that the others hold.
-    assert _process.thread_count() == 1
+
     sock.set_inheritable(False)
     keepers: dict[int, _Kept] = {}
     dead: list[_Dead] = []
@@ -155,12 +159,16 @@ def _accept_job(
 ) -> bool:
     """Fork a keeper for the job that waits on `sock`; return whether the launcher is still there."""
     try:
-        data, descriptors, _, _ = socket.recv_fds(sock, JOB.size, MOST_DESCRIPTORS)
+        data, descriptors, flags, _ = socket.recv_fds(sock, JOB.size, MOST_DESCRIPTORS)
     except OSError:
         return False
     if not data:
         return False
     (job,) = JOB.unpack(data)
+    if flags & socket.MSG_CTRUNC:
+        # Those that found no room the kernel has closed, perhaps also the keeper's socket.
+        _decline(sock, job, descriptors, f"{os.strerror(errno.EMFILE)}: raise the limit (`ulimit -n`)")
+        return True
     try:
         pid = os.fork()
     except OSError as error:
@@ -174,7 +182,7 @@ def _accept_job(
             others = [*keepers.values(), *(one.kept for one in dead)]
             _close(held for other in others for held in other.held)
             with socket.socket(fileno=descriptors[0]) as own:
-                keep_job(own, launcher, descriptors[1:], start_rank)
+                _keep_job(own, launcher, descriptors[1:], start_rank)
         except RankForked:
             raise
         except BaseException:  # noqa: BLE001  (a child that returned would act as a second spawner)
@@ -188,10 +196,23 @@ def _accept_job(
     return True
 
 
+def _keep_job(own: socket.socket, launcher: int, held: Sequence[int], start_rank: StartRank) -> None:
+    """Be a keeper; one that fails says of what. Its ranks die with it."""
+    try:
+        keep_job(own, launcher, held, start_rank)
+    except Exception as error:
+        own.setblocking(True)
+        Channel(own).send(GroupReport((), StopReason.KEEPER_LOST, None, f"{type(error).__name__}: {error}"))
+        raise
+
+
 def _decline(sock: socket.socket, job: int, descriptors: Sequence[int], why: str) -> None:
     """Answer in the place of a keeper that could not be forked."""
-    with socket.socket(fileno=descriptors[0]) as own:
-        Channel(own).send(GroupReport((), StopReason.START_FAILED, 0, why))
+    sys.stderr.write(f"job {job}: {why}\n")
+    sys.stderr.flush()
+    if descriptors:
+        with socket.socket(fileno=descriptors[0]) as own:
+            Channel(own).send(GroupReport((), StopReason.START_FAILED, 0, why))
     _close(descriptors[1:])
     try:
         sock.send(ENDED.pack(job, 0, False))

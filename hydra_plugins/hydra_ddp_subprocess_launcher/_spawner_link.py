@@ -8,14 +8,18 @@ import select
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ._signals import describe_end
 from ._spawner import ENDED, JOB, MOST_DESCRIPTORS, NOTE, spawner_command
 
 # Seconds for a spawner without keepers to end.
 _END_S = 5.0
+# Bytes of what a spawner wrote in which to look for its last line.
+_MOST_WRITTEN = 1 << 16
 # Descriptors that a keeper can hold: what one message passes, but for the keeper's socket.
 MOST_HELD = MOST_DESCRIPTORS - 1
 
@@ -35,12 +39,13 @@ class KeeperEnded:
     left: bool = False
 
 
-def start_spawner(descriptor: int) -> subprocess.Popen[bytes]:
-    """Start a spawner that has jobs on this descriptor."""
+def start_spawner(descriptor: int, errors: int) -> subprocess.Popen[bytes]:
+    """Start a spawner that has jobs on one descriptor, and writes to another what goes wrong."""
     return subprocess.Popen(
         spawner_command(descriptor, os.getpid()),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
+        stderr=errors,
         pass_fds=[descriptor],
         start_new_session=True,
     )
@@ -58,10 +63,18 @@ class SpawnerLink:
         ready_by: When it has to, likewise.
     """
 
-    def __init__(self, start: Callable[[int], subprocess.Popen[bytes]] = start_spawner) -> None:
+    def __init__(self, start: Callable[[int, int], subprocess.Popen[bytes]] = start_spawner) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = start(theirs.fileno())
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the spawner)
+        try:
+            with theirs:
+                self._process = start(theirs.fileno(), self._errors.fileno())
+        except OSError:
+            ours.close()
+            self._errors.close()
+            raise
+        self._killed = False
+        self._ending = ""
         self._sock = ours
         self._sock.setblocking(False)
         self.lost = False
@@ -128,7 +141,19 @@ class SpawnerLink:
 
     def kill(self) -> None:
         """End a spawner that does not answer. Its keepers go on."""
+        self._killed = True
         self._process.kill()
+
+    @property
+    def ending(self) -> str:
+        """How a spawner that is gone has ended, and the last line that it wrote."""
+        if self._errors.closed:
+            return self._ending
+        code = self._process.poll()
+        how = "did not answer, and was killed" if self._killed else "" if code is None else describe_end(code)
+        written = os.pread(self._errors.fileno(), _MOST_WRITTEN, 0).decode("utf-8", "replace").split("\n")
+        last = next((line.strip() for line in reversed(written) if line.strip()), "")
+        return ": ".join(filter(None, (how or "could not take it", last)))
 
     def close(self) -> None:
         """Let the spawner end; it does so when its last keeper has. One that does not is killed: it owns nothing."""
@@ -138,3 +163,5 @@ class SpawnerLink:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._ending = self.ending
+        self._errors.close()

@@ -120,7 +120,7 @@ class StopReason(Enum):
     """Why a keeper ended its group before every rank had exited by itself."""
 
     RANK_FAILED = "a rank failed"
-    FAILURE_LINGERS = "a rank had failed, but did not end"
+    FAILURE_LINGERS = "a rank failed, and did not end"
     TIMEOUT = "the time limit (timeout_min) was reached"
     EXIT_TIMEOUT = "ranks went on after the first had ended (exit_timeout_s)"
     LINGERING = "every rank had stored its outcome, but not all ended"
@@ -129,7 +129,7 @@ class StopReason(Enum):
     LAUNCHER_LOST = "the launching process is gone"
     START_FAILED = "a rank could not be started"
     PREEMPTED = "the cluster wants its nodes back"
-    KEEPER_LOST = "the process that kept it was killed from outside"
+    KEEPER_LOST = "the process that kept it was lost"
     NODE_FAILED = "another node of it failed"
     NODE_LOST = "another node of it is silent"
 
@@ -198,6 +198,7 @@ class Outcome:
         lost: Why the value could not be pickled; empty when it could.
         note: A line for the user, such as that `sys.exit(0)` was called; may be empty.
         run_id: Name of the start of the job to which it belongs (`TORCHELASTIC_RUN_ID`).
+        alone: Whether the rank had torch.distributed, but opened no process group with others.
     """
 
     completed: bool
@@ -210,6 +211,7 @@ class Outcome:
     lost: str = ""
     note: str = ""
     run_id: str = ""
+    alone: bool = False
 
 
 @dataclass(frozen=True)

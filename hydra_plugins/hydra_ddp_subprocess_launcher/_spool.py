@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from ._freeze import hydra_config
+from ._freeze import SIZE_OPTIONS, asked_size, hydra_config
 from ._pickling import LocalPickle
 
 _log = logging.getLogger(__name__)
@@ -21,17 +21,17 @@ class KeptConfig:
 
     Attributes:
         pickle: Of the config.
-        nproc_per_node: The option as this job has it; None: it cannot be resolved.
+        size: What `nproc_per_node` and `devices_per_rank` are in it, resolved; None: they cannot be.
     """
 
     pickle: LocalPickle
-    nproc_per_node: Any
+    size: tuple[Any, Any] | None
 
     @classmethod
     def put_by(cls, config: DictConfig) -> KeptConfig | None:
         """Return a config to keep; None when it cannot be pickled."""
         try:
-            return cls(LocalPickle.of(config), _nproc_per_node(config))
+            return cls(LocalPickle.of(config), _size(config))
         except Exception as error:  # noqa: BLE001  (a pickle can fail with anything)
             # It is composed again when its turn comes, and then named in the job's error.
             _log.debug("A config cannot be kept: %s: %s", type(error).__name__, error)
@@ -44,12 +44,12 @@ class KeptConfig:
         return config
 
 
-def _nproc_per_node(config: DictConfig) -> Any:
+def _size(config: DictConfig) -> tuple[Any, Any] | None:
     try:
-        if not OmegaConf.is_interpolation(config.hydra.launcher, "nproc_per_node"):
-            return config.hydra.launcher.nproc_per_node
+        if not any(OmegaConf.is_interpolation(config.hydra.launcher, name) for name in SIZE_OPTIONS):
+            return asked_size(config)
         with hydra_config(config):
-            return OmegaConf.select(config, "hydra.launcher.nproc_per_node")
+            return asked_size(config)
     except Exception:  # noqa: BLE001  (a resolver may raise anything; the job fails of it when its turn comes)
         return None
 

@@ -63,6 +63,7 @@ class JobStart:
         group: What the variables of its ranks are made from.
         limits: Its time limits.
         terminal: Whether rank 0 has the terminal.
+        devices_per_rank: Devices that each rank uses, if there are any.
         meeting: Folder in which its nodes meet, absolute; empty: it has one node.
         ignored: Signals that its ranks ignore unless they set a handler.
         hosts: Host names of its nodes on a cluster; empty: it is on none.
@@ -77,6 +78,7 @@ class JobStart:
     group: GroupEnvironment
     limits: Limits
     terminal: bool = False
+    devices_per_rank: int = 1
     meeting: str = ""
     ignored: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()

@@ -14,14 +14,16 @@ from dataclasses import replace
 from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
-from . import _freeze, _results, _signals, _submitit
+from . import _callbacks, _freeze, _results, _signals, _submitit
 from ._choices import OnInterrupt
 from ._cluster_job import ClusterJob
 from ._cluster_link import ClusterLink, listed
 from ._ending import HEARD, leave
 from ._errors import LauncherError, StartError
+from ._files import JobPaths
 from ._job_return import make_job_return
 from ._logs import LOOK_INTERVAL_S
+from ._peers import refresh_names
 from ._plan import PlannedJob, compose_and_plan
 from ._port import ReservedPort
 from ._progress import Progress
@@ -280,6 +282,9 @@ class SubmittedBatch:
     ) -> None:
         self._returns[number] = make_job_return(self._overrides[number], config, run_dir, verdict)
         self._progress.ended(number, verdict, seconds)
+        if config is not None and seconds is not None:
+            refresh_names(JobPaths(run_dir).folder)
+            _callbacks.end_job(self._sweep.context.callbacks, run_dir, config, self._returns[number])
 
 
 def _not_submitted(error: Exception) -> Verdict:

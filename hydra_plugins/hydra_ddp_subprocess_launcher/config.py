@@ -20,6 +20,10 @@ class DDPOptions:
     # Ranks of a job on each node: a number, or `auto`: one a device of the pool (on a cluster: gpus_per_node), 1
     # without devices. Read from each job's own config, so `${trainer.devices}` gives each job its own world size.
     nproc_per_node: Any = "auto"
+    # Devices that each rank uses, as for a model split over two of them. A job gets nproc_per_node times as many, and
+    # each of its ranks sees all of them; `auto` ranks are then as many as the devices suffice for. Read from each job's
+    # own config, too. Without devices it has no effect.
+    devices_per_rank: int = 1
     # OMP_NUM_THREADS of each rank. null: usable cores divided by the most ranks at once; a value that the
     # environment already has stays.
     omp_num_threads: int | None = None

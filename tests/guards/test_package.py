@@ -25,8 +25,8 @@ LAYERS = (
     ("_choices", "_words", "_specs", "_orders", "_errors", "_events"),
     (
         "_signals",
-        "_machine",
         "_process",
+        "_machine",
         "_channel",
         "_port",
         "_pickling",
@@ -44,6 +44,8 @@ LAYERS = (
         "_encoded",
         "_program",
         "_tasks",
+        "_process_groups",
+        "_top_level",
         "_sources",
         "_devices",
         "_files",
@@ -67,7 +69,7 @@ LAYERS = (
     ("_forked", "_preloader", "_preload"),
     # One node's groups of a job.
     ("_running", "_hub", "_nodes", "_gathering", "_node"),
-    ("config", "_settings", "_cluster", "_submitit", "_freeze", "_spool", "_outcome", "_failures"),
+    ("config", "_settings", "_cluster", "_submitit", "_freeze", "_spool", "_outcome", "_failures", "_callbacks"),
     ("_entry", "_results", "_part", "_report", "_summary", "_board", "_rank", "_resume", "_unnoted", "_books"),
     ("_setup", "_prepare", "_plan", "_describe", "_debug", "_job_return"),
     ("_line", "_restarts", "_progress"),

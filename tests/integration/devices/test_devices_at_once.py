@@ -43,6 +43,7 @@ MakeIds = Callable[[int], list[str]]
 # An option, so that what is waited for in vain does not hang the tests.
 LIMIT = "hydra.launcher.timeout_min=3"
 SIZED = "hydra.launcher.nproc_per_node=${oc.select:size,1}"
+PER_RANK = "hydra.launcher.devices_per_rank=${oc.select:wide,1}"
 
 
 @pytest.fixture
@@ -174,6 +175,8 @@ def test_another_variable(runner: Runner) -> None:
         (["hydra.launcher.devices=[a,b]", "hydra.launcher.nproc_per_node=3"], {}, ["3 ranks", "only 2 devices"]),
         (["hydra.launcher.nproc_per_node=3"], {VARIABLE: "0,1"}, ["3 ranks", "only 2 devices"]),
         (["hydra.launcher.devices=[a,b]", "+size=1,4", SIZED], {}, ["Job 1 (x=1 +size=4)", "4 ranks", "only 2"]),
+        (["hydra.launcher.devices=[a,b]", PER_RANK, "+wide=3"], {}, ["devices_per_rank=3 takes 3", "only 2 devices"]),
+        (["hydra.launcher.devices=[a,b]", PER_RANK, "+wide=1,3"], {}, ["Job 1 (x=1 +wide=3)", "takes 3 devices"]),
         (["hydra.launcher.devices=[a,b]", "hydra.launcher.min_free_memory_gb=1"], {}, ["min_free_memory_gb=1", "NVML"]),
     ],
 )
@@ -200,6 +203,31 @@ def test_a_size_of_its_own_for_each_job(runner: Runner, new_ids: MakeIds) -> Non
     assert [notes.environment(job, 0)["WORLD_SIZE"] for job in range(3)] == ["2", "3", "1"]
     assert [seen(notes, job).split(",") for job in range(3)] == [ids[:2], ids, ids[2:]]
     assert "Launching 3 jobs, 3 at a time, 1-3 ranks each, devices" in ran.output
+
+
+def test_several_devices_for_a_rank(runner: Runner, new_ids: MakeIds) -> None:
+    """Each job has as many devices as its ranks use together by its own config, all of which each rank sees."""
+    ids = new_ids(4)
+    sizes = ["+size=1,2", SIZED, "+wide=1,2", PER_RANK]
+    ran, notes = behave(runner, *sizes, "x=0", devices(ids), RECORDING, LIMIT)
+    assert notes.statuses() == ["COMPLETED"] * 4, ran.output
+    wanted = {0: (1, 1), 1: (1, 2), 2: (2, 1), 3: (2, 2)}
+    for job, (ranks, per_rank) in wanted.items():
+        assert notes.environment(job, 0)["WORLD_SIZE"] == str(ranks)
+        assert {len(seen(notes, job, rank).split(",")) for rank in range(ranks)} == {ranks * per_rank}
+    most_at_once(notes)
+    assert "Launching 4 jobs, 4 at a time, 1-2 ranks on 1-4 devices each" in ran.output
+
+
+def test_auto_with_several_devices_for_a_rank(runner: Runner, new_ids: MakeIds) -> None:
+    """`auto` is one rank for so many devices; what is left of the pool over the ranks is given to no job."""
+    ids = new_ids(5)
+    ran, notes = behave(
+        runner, devices(ids), "hydra.launcher.nproc_per_node=auto", "hydra.launcher.devices_per_rank=2", RECORDING
+    )
+    assert notes.statuses() == ["COMPLETED"], ran.output
+    assert notes.environment(0, 1)["WORLD_SIZE"] == "2"
+    assert [seen(notes, 0, rank).split(",") for rank in (0, 1)] == [ids[:4]] * 2
 
 
 def test_a_size_that_shows_late(runner: Runner, new_ids: MakeIds) -> None:

@@ -448,3 +448,40 @@ def test_one_writer_of_hydras_files(runner: Runner) -> None:
         for name in ("config.yaml", "overrides.yaml"):
             assert (ours / ".hydra" / name).read_text() == (theirs / ".hydra" / name).read_text()
         assert (ours / ".hydra" / "hydra.yaml").read_text().count("ddp_subprocess") > 0
+
+
+OF_RANKS = """
+import os
+from dataclasses import dataclass
+
+import hydra
+from hydra.core.config_store import ConfigStore
+
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK", -1))
+
+@dataclass
+class Config:
+    resolved: int = "${oc.env:LOCAL_RANK,-1}"
+    imported: int = LOCAL_RANK
+
+ConfigStore.instance().store(name="config", node=Config)
+
+@hydra.main(version_base=None, config_path=None, config_name="config")
+def main(cfg):
+    print("rank", os.environ["RANK"], "of", LOCAL_RANK, cfg.resolved, cfg.imported)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_what_is_read_at_import(runner: Runner) -> None:
+    """The program's own names are each rank's; of a config's field that is made from them, the line is named."""
+    (runner.cwd / "app.py").write_text(OF_RANKS)
+    ran = runner.sweep(runner.cwd / "app.py", "hydra.launcher.tee_ranks=all")
+    assert ran.returncode == 0, ran.output
+    for rank in (0, 1):
+        assert f"rank {rank} of {rank} {rank} -1" in ran.stdout
+    assert f"{runner.cwd / 'app.py'}:13: Config.imported is made from LOCAL_RANK" in ran.output
+    assert "${oc.env:LOCAL_RANK}" in ran.output
+    assert "Config.resolved" not in ran.output

@@ -26,7 +26,7 @@ main()
 # All of this package that a rank needs; the plugins and their options Hydra imports in every program.
 OURS = {
     *("_choices", "config", "ddp_rank_sweeper", "ddp_submitit_launcher", "ddp_subprocess_launcher"),
-    *("_environment", "_errors", "_files", "_freeze", "_outcome", "_pickling", "_encoded", "_rank"),
+    *("_callbacks", "_environment", "_errors", "_files", "_freeze", "_outcome", "_pickling", "_encoded", "_rank"),
     *("_signals", "_specs", "_tasks"),
 }
 OTHERS = {"asyncio", "concurrent.futures", "joblib", "multiprocessing", "optuna", "pynvml", "rich", "submitit", "torch"}

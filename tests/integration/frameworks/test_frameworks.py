@@ -120,6 +120,39 @@ def test_lightning_with_another_number_of_devices(
     assert ranks(runner) == [("0", str(rank)) for rank in range(nproc)]
 
 
+ALONE = """
+import hydra
+
+
+@hydra.main(version_base=None, config_path=None)
+def main(cfg):
+    import lightning as L
+    from lightning.pytorch.demos.boring_classes import BoringModel
+
+    trainer = L.Trainer(
+        accelerator="cpu", devices=cfg.devices, strategy=cfg.strategy, fast_dev_run=1, enable_model_summary=False,
+        logger=False, enable_progress_bar=False,
+    )
+    trainer.fit(BoringModel())
+    return trainer.world_size
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_lightning_that_trains_once_in_each_rank(runner: Runner) -> None:
+    """One device and the strategy `auto` is a world of its own in each rank: the sweep says so; DDP is one world."""
+    (runner.cwd / "app.py").write_text(ALONE)
+    ran = runner.sweep(runner.cwd / "app.py", "+devices=1", "+strategy=auto")
+    assert ran.returncode == 0, ran.output
+    assert "Warning: job 0: its ranks opened no process group" in ran.stdout
+    ran = runner.sweep(runner.cwd / "app.py", "+devices=2", "+strategy=ddp")
+    assert ran.returncode == 0, ran.output
+    assert "no process group" not in ran.output
+
+
 SPAWNS = """
 import os, time
 from pathlib import Path

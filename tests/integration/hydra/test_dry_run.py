@@ -192,6 +192,22 @@ def test_devices_are_given_out_in_turn(runner: Runner) -> None:
     assert ports[0] != ports[2]
 
 
+def test_several_devices_for_a_rank(runner: Runner) -> None:
+    """Each rank is shown with all devices of its job, and jobs that differ in them are given theirs in turn."""
+    ran, _ = behave(
+        runner,
+        "+wide=2,3,1",
+        "hydra.launcher.devices_per_rank=${oc.select:wide,1}",
+        "hydra.launcher.devices=[a,b,c,d,e]",
+        "hydra.launcher.device_env_var=MY_DEVICES",
+        DRY,
+        nproc=1,
+    )
+    assert ran.returncode == 0, ran.output
+    shown = [[re.findall(r" MY_DEVICES=(\S+) ", line)[0] for line in lines] for lines in commands(ran.stdout).values()]
+    assert shown == [["a,b"], ["c,d,e"], ["a"]]
+
+
 def test_a_job_that_cannot_start(runner: Runner) -> None:
     """It is shown with the reason; the others are shown as usual."""
     ran, _ = behave(runner, "+n=1,two,3", "hydra.launcher.nproc_per_node=${oc.select:n,1}", DRY)

@@ -96,7 +96,7 @@ TABLE = [
     # To show its stack it is continued, and then it ends by itself.
     Row(RANKS, ("SIGSTOP",), AFTER_OUTCOME, "COMPLETED", (), HANG_S, "together"),
     # A lost keeper takes its ranks with it, and costs this job; one that stands still is woken.
-    Row(KEEPER, ("SIGKILL", "SIGSEGV"), EVER, "FAILED", ("killed from outside",)),
+    Row(KEEPER, ("SIGKILL", "SIGSEGV"), EVER, "FAILED", ("The process that kept this job was killed",)),
     # SIGTERM, which may have been sent to all processes of an allocation, is obeyed.
     Row(KEEPER, ("SIGTERM",), BEFORE_OUTCOME, "FAILED", (r"its keeper got a signal \(SIGTERM\)",), GRACE_S),
     Row(KEEPER, ("SIGTERM",), AFTER_OUTCOME, "COMPLETED", (), GRACE_S),
@@ -159,7 +159,7 @@ CASES = [Case(*one, row) for row in TABLE for one in product(row.who, row.how, r
 
 
 def parameters() -> Iterator[Any]:
-    """Name each case by its sweep, as tests/conftest.py reads it; in the samples each `who` is hit by each `how` once."""
+    """Name each case by its sweep, as tests/conftest.py wants; the samples have each `how` for each `who` once."""
     seen = set()
     for case in CASES:
         pair = (case.who.split()[0], case.how)

@@ -182,6 +182,17 @@ def test_devices_of_each_node(nodes: Nodes) -> None:
     assert found == ["0,1", "0,1", "4,5", "4,5"]
 
 
+def test_several_devices_for_a_rank(nodes: Nodes) -> None:
+    """Each node gives its rank as many as the job's own config asks for."""
+    per_rank = "hydra.launcher.devices_per_rank=${oc.select:wide,1}"
+    first = nodes.start(0, "hydra.launcher.devices=[0,1,2]", per_rank, "+wide=2", nproc="auto")
+    second = nodes.start(1, "hydra.launcher.devices=[4,5]", per_rank, "+wide=2", nproc="auto")
+    codes = [finish(first), finish(second)]
+    assert [code for code, _ in codes] == [0, 0], codes
+    assert nodes.notes.places() == [(0, 0), (0, 1)]
+    assert [nodes.notes.environment(0, rank)["CUDA_VISIBLE_DEVICES"] for rank in range(2)] == ["0,1", "4,5"]
+
+
 def test_a_dry_run_shows_the_ranks_of_all_nodes(nodes: Nodes) -> None:
     """It needs no other node, starts nothing, and does not ask for the address of another machine."""
     process = nodes.start(0, "x=1,2", "hydra.launcher.dry_run=true", "hydra.launcher.master_addr=head.invalid")
@@ -400,9 +411,9 @@ def test_a_keeper_is_killed(nodes: Nodes, node: int) -> None:
     (code, output), (other_code, other) = finish(both[0]), finish(both[1])
     assert (code, other_code) == (1, 1), output + other
     if node == 1:
-        assert f"because the process that kept it was killed from outside (on node 1 ({HOST}))" in output
+        assert f"because the process that kept it was lost (on node 1 ({HOST}))" in output
     else:
-        assert "The process that kept this job was killed from outside" in output
+        assert "The process that kept this job was killed" in output
     assert [row["status"] for row in nodes.table()] == ["FAILED", "COMPLETED"]
     assert_nothing_left(nodes.runner)
 

@@ -616,7 +616,7 @@ class Sweeping:
     [
         ("rank", "FAILED", "rank 0 was killed by signal 9 (SIGKILL)"),
         ("other rank", "FAILED", "rank 1 was killed by signal 9 (SIGKILL)"),
-        ("keeper", "FAILED", "killed from outside"),
+        ("keeper", "FAILED", "The process that kept this job was killed"),
         ("preloader", "completed", ""),
     ],
 )

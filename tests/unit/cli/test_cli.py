@@ -402,13 +402,11 @@ def test_a_timeline_without_matplotlib(
 
 
 def test_a_report_hides_secrets(sweep: SweepPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the command line, and of the environment, of which it has names alone."""
+    """Of the command line, and of the environment, of which it has only what hides devices."""
     monkeypatch.setitem(sys.modules, "pynvml", ModuleType("pynvml"))
-    environ = {"NCCL_DEBUG": "hunter2", "HOME": "/", "CUDA_VISIBLE_DEVICES": "1", "container": "hunter2"}
+    environ = {"NCCL_DEBUG": "hunter2", "HOME": "/", "CUDA_VISIBLE_DEVICES": "1"}
     info = _info.gather(environ, Watch(sweep).look())
-    assert info.variables == ("NCCL_DEBUG",)
     assert info.visible_devices == {"CUDA_VISIBLE_DEVICES": "1"}
-    assert "$container" in info.container
     assert info.driver is None
     assert info.sweep is not None
     assert info.sweep.argv == ("python", "train.py", "-m", "wandb.api_key=***", "x=0,1,2,3")
@@ -457,5 +455,5 @@ def test_info_needs_no_sweep(
     report = json.loads(capsys.readouterr().out)
     assert report["sweep"] is None
     assert report["versions"]["hydra-core"]
-    assert report["cores"] >= 1
+    assert report["versions"]["python"]
     assert _cli.main(["info", "-d", "nowhere"]) == 2

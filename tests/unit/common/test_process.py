@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _process
+from hydra_plugins.hydra_ddp_subprocess_launcher import _machine, _process, _signals
 from support.runner import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def test_descendants_of_a_thread(runner: Runner) -> None:
 
 
 def test_descendants_without_the_kernels_files(runner: Runner) -> None:
-    """On a kernel without /proc's `children` files the same processes are found by `ps`."""
+    """On a kernel without /proc's `children` files the same processes are found without `ps`."""
     lists = say(
         runner,
         """
@@ -240,8 +240,8 @@ def test_descendants_without_the_kernels_files(runner: Runner) -> None:
         fast = _process.descendants(_process.own_children())
         exists = os.path.exists
         os.path.exists = lambda path: not str(path).endswith("/children") and exists(path)
-        # `ps` itself is our child while it looks.
-        slow = [pid for pid in _process.descendants(_process.own_children()) if exists(f"/proc/{pid}")]
+        os.environ["PATH"] = "/nowhere"
+        slow = _process.descendants(_process.own_children())
         print(json.dumps([sorted(fast), sorted(slow)]))
         for pid in fast:
             os.kill(pid, signal.SIGKILL)
@@ -378,3 +378,23 @@ def test_kill_marked(runner: Runner, tmp_path: Path) -> None:
         assert other.poll() is None
         other.kill()
         other.communicate()
+
+
+def test_a_name_cut_within_a_character(runner: Runner) -> None:
+    """The kernel cuts names after 15 bytes: what it tells of such a process can be read."""
+    code = (
+        "import time; open('/proc/self/comm', 'wb').write(b'abc\\xc3)('); print('named', flush=True); time.sleep(1000)"
+    )
+    named = runner.start(sys.executable, "-c", code)
+    assert named.stdout is not None and named.stdout.readline() == "named\n"
+    handle = _process.ProcessHandle(named.pid)
+    try:
+        assert not handle.stopped
+        assert _machine.process_start(named.pid)
+        assert _signals.handles(named.pid, signal.SIGINT)
+        named.send_signal(signal.SIGSTOP)
+        runner.wait_until(lambda: handle.stopped, what="the stop")
+    finally:
+        handle.close()
+        named.kill()
+        named.communicate()

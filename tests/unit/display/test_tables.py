@@ -124,3 +124,13 @@ def test_no_escape_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_empty_batch() -> None:
     """A batch without jobs has a table without rows."""
     assert results_table([]).splitlines()[-1] == "0 jobs: 0 completed, 0 failed"
+
+
+def test_jobs_whose_ranks_formed_no_group() -> None:
+    """The table names them, and what to set, before the sum."""
+    table = results_table([result(0), result(1, ungrouped=True), result(2, ungrouped=True)])
+    *_, warning, last = table.splitlines()
+    assert warning.startswith("Warning: jobs 1, 2: ")
+    assert "'hydra.launcher.nproc_per_node=${trainer.devices}'" in warning
+    assert last == "3 jobs: 3 completed, 0 failed"
+    assert "Warning" not in results_table([result(0)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from hydra_plugins.hydra_ddp_subprocess_launcher._environment import (
     refuse_as_rank,
     scrub,
     with_omp_threads,
+    with_terminal_size,
 )
 from hydra_plugins.hydra_ddp_subprocess_launcher._errors import StartError
 
@@ -124,6 +126,14 @@ def test_a_users_value_stays(name: str) -> None:
     base = {name: "mine"}
     assert group_environment(base, {}, group())[name] == "mine"
     assert group_environment(base, {name: "job's"}, group())[name] == "job's"
+
+
+def test_the_size_of_a_terminal() -> None:
+    """Ranks know it unless the user says otherwise; a terminal that has no size tells nothing."""
+    size = os.terminal_size((133, 33))
+    assert with_terminal_size({}, size) == {"COLUMNS": "133", "LINES": "33"}
+    assert with_terminal_size({"COLUMNS": "20"}, size)["COLUMNS"] == "20"
+    assert with_terminal_size({}, os.terminal_size((0, 0))) == with_terminal_size({}, None) == {}
 
 
 def test_without_a_payload() -> None:

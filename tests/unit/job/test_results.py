@@ -447,7 +447,7 @@ def test_a_lost_peer_on_the_node_that_told_first(verdict: Callable[..., Verdict]
     ("reason", "said"),
     [
         (StopReason.NODE_LOST, "the job was ended because another node of it is silent (node 1 (b))"),
-        (StopReason.KEEPER_LOST, "the job was ended because the process that kept it was killed from outside (node 1"),
+        (StopReason.KEEPER_LOST, "the job was ended because the process that kept it was lost (node 1"),
         (StopReason.ORDERED, "the job was ended because the launcher ordered it (node 1 (b))"),
     ],
 )

@@ -17,18 +17,38 @@ from hydra_plugins.hydra_ddp_subprocess_launcher._schedule import MOST_OVERTAKEN
 
 
 @pytest.mark.parametrize(
-    ("ids", "asked", "nproc"),
-    [("", None, 1), ("0", None, 1), ("0123", None, 4), ("", 3, 3), ("0123", 2, 2), ("01", 2, 2)],
+    ("ids", "asked", "per_rank", "nproc", "devices"),
+    [
+        ("", None, 1, 1, 1),
+        ("0", None, 1, 1, 1),
+        ("0123", None, 1, 4, 4),
+        ("", 3, 1, 3, 3),
+        ("0123", 2, 1, 2, 2),
+        ("01", 2, 1, 2, 2),
+        ("0123", None, 2, 2, 4),
+        ("01234", None, 2, 2, 4),
+        ("0123", 1, 3, 1, 3),
+        ("0123", 2, 2, 2, 4),
+        ("", None, 4, 1, 4),
+        ("", 2, 4, 2, 8),
+    ],
 )
-def test_ranks_of_a_job(ids: str, asked: int | None, nproc: int) -> None:
-    """`auto` is one rank a device, 1 without devices; a number is that number."""
-    assert Pool(tuple(ids)).nproc(asked) == nproc
+def test_ranks_of_a_job(ids: str, asked: int | None, per_rank: int, nproc: int, devices: int) -> None:
+    """`auto` is as many ranks as the devices do for, 1 without devices; a number is that number."""
+    size = Pool(tuple(ids)).size(asked, per_rank)
+    assert (size.nproc, size.devices) == (nproc, devices)
 
 
 def test_a_job_that_never_fits() -> None:
     """A job that needs more devices than there are is an error with both numbers and the ids."""
     with pytest.raises(OptionError, match=r"nproc_per_node=3, but there are only 2 devices \(GPU-a, GPU-b\)"):
-        Pool(("GPU-a", "GPU-b"), jobs_per_device=4).nproc(3)
+        Pool(("GPU-a", "GPU-b"), jobs_per_device=4).size(3)
+    with pytest.raises(
+        OptionError, match=r"nproc_per_node=2 with .*devices_per_rank=2 takes 4 devices.* only 3 devices"
+    ):
+        Pool(("a", "b", "c")).size(2, 2)
+    with pytest.raises(OptionError, match=r"devices_per_rank=2 takes 2 devices.* only 1 device \(a\)"):
+        Pool(("a",)).size(None, 2)
 
 
 @pytest.mark.parametrize(
@@ -78,19 +98,19 @@ def start_all(schedule: Schedule) -> list[Turn]:
 def test_devices_in_order() -> None:
     """Devices are given out in the pool's order, in whole sets, and again when they are back."""
     schedule = scheduled(Pool(("b", "a", "c")), [2, 2, 1])
-    assert start_all(schedule) == [Turn(0, 2, ("b", "a")), Turn(2, 1, ("c",), overtakes=(1,))]
+    assert start_all(schedule) == [Turn(0, ("b", "a")), Turn(2, ("c",), overtakes=(1,))]
     schedule.end(2)
     assert start_all(schedule) == []
     schedule.end(0)
-    assert start_all(schedule) == [Turn(1, 2, ("b", "a"))]
+    assert start_all(schedule) == [Turn(1, ("b", "a"))]
     assert schedule.devices_in_use == {"b", "a"}
     assert schedule.waiting == []
 
 
 def test_without_devices() -> None:
     """Without devices jobs have none, whatever their size, and one runs at a time unless the option says more."""
-    assert start_all(scheduled(Pool(), [4, 1])) == [Turn(0, 4, ())]
-    assert start_all(scheduled(Pool(max_jobs=2), [4, 1, 1])) == [Turn(0, 4, ()), Turn(1, 1, ())]
+    assert start_all(scheduled(Pool(), [4, 1])) == [Turn(0, ())]
+    assert start_all(scheduled(Pool(max_jobs=2), [4, 1, 1])) == [Turn(0, ()), Turn(1, ())]
 
 
 def test_shared_devices() -> None:
@@ -124,7 +144,7 @@ def test_no_overtaking() -> None:
     assert schedule.choose(lambda device: device not in busy) is None
     busy.clear()
     turn = schedule.choose(lambda device: device not in busy)
-    assert turn == Turn(0, 2, ("0", "1"))
+    assert turn == Turn(0, ("0", "1"))
     schedule.start(turn)
     schedule.end(0)
     assert [one.job for one in start_all(schedule)] == [1]
@@ -133,7 +153,6 @@ def test_no_overtaking() -> None:
 def test_a_job_of_unknown_size() -> None:
     """It does not start before its size is known; first in line it holds the others up, elsewhere it does not."""
     schedule = scheduled(Pool(("0", "1")), [None, 1, None, 1])
-    assert schedule.nproc(0) is None
     assert start_all(schedule) == []
     schedule.resize(0, 1)
     assert [turn.job for turn in start_all(schedule)] == [0, 1]
@@ -146,10 +165,10 @@ def test_devices_that_others_have() -> None:
     """What cannot be obtained is left out, and the order of the rest kept."""
     schedule = scheduled(Pool(("0", "1", "2")), [2, 2])
     turn = schedule.choose(lambda device: device != "0")
-    assert turn == Turn(0, 2, ("1", "2"))
+    assert turn == Turn(0, ("1", "2"))
     assert schedule.choose(lambda device: device == "1") is None
     # To be chosen is not to be started.
-    assert schedule.choose() == Turn(0, 2, ("0", "1"))
+    assert schedule.choose() == Turn(0, ("0", "1"))
 
 
 def test_devices_that_others_keep_for_long() -> None:
@@ -157,10 +176,10 @@ def test_devices_that_others_keep_for_long() -> None:
     schedule = scheduled(Pool(("0", "1")), [2, *[1] * 20])
     for job in range(1, 21):
         turn = schedule.choose(lambda device: device == "1")
-        assert turn == Turn(job, 1, ("1",))
+        assert turn == Turn(job, ("1",))
         schedule.start(turn)
         schedule.end(job)
-    assert start_all(schedule) == [Turn(0, 2, ("0", "1"))]
+    assert start_all(schedule) == [Turn(0, ("0", "1"))]
 
 
 def test_no_device_is_asked_for_in_vain() -> None:

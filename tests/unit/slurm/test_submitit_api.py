@@ -79,9 +79,7 @@ def test_every_option_of_submitits_launchers_is_there() -> None:
     [
         ("slurm", {"tasks_per_node": 2}, ["tasks_per_node=2", "hydra.launcher.nproc_per_node=2"]),
         ("slurm", {"nodes": 0}, ["hydra.launcher.nodes=0", "from 1 up"]),
-        ("slurm", {"nodes": "2"}, ["hydra.launcher.nodes='2'"]),
         ("slurm", {"gpus_per_node": -1}, ["hydra.launcher.gpus_per_node=-1"]),
-        ("slurm", {"on_interrupt": "stop"}, ["on_interrupt='stop'", "cancel, leave"]),
         ("slurm", {"devices": [0]}, ["Unknown option hydra.launcher.devices", "gpus_per_node", "on_interrupt"]),
         ("slurm", {"nnodes": 2}, ["Unknown option hydra.launcher.nnodes"]),
         ("slurm", {"grace_period_s": -1}, ["hydra.launcher.grace_period_s=-1"]),
@@ -126,15 +124,26 @@ def test_gpus(changes: dict[str, Any], gpus: int | None) -> None:
     """Whichever of submitit's options asks for GPUs, there is one rank a GPU unless something else is said."""
     read = cluster(**changes)
     assert read.gpus == gpus
-    assert read.nproc(None) == (gpus or 1)
+    assert read.size(None).nproc == (gpus or 1)
 
 
 def test_more_ranks_than_gpus() -> None:
     """They do not fit; fewer do, and without GPUs any number does."""
-    assert cluster(gpus_per_node=4).nproc(2) == 2
-    assert cluster().nproc(16) == 16
+    assert cluster(gpus_per_node=4).size(2).nproc == 2
+    assert cluster().size(16).nproc == 16
     with pytest.raises(OptionError, match="nproc_per_node=5 does not fit: the job asks for 4 GPUs"):
-        cluster(gpus_per_node=4).nproc(5)
+        cluster(gpus_per_node=4).size(5)
+
+
+def test_several_devices_for_a_rank() -> None:
+    """Ranks are as many as the GPUs do for, and a job that would need more is refused; without GPUs any number does."""
+    assert cluster(gpus_per_node=8).size(None, 2).nproc == 4
+    assert cluster(gpus_per_node=5).size(2, 2).devices == 4
+    assert cluster().size(None, 4).nproc == 1
+    with pytest.raises(OptionError, match=r"nproc_per_node=3 with .*devices_per_rank=2 does not fit: .* 4 GPUs"):
+        cluster(gpus_per_node=4).size(3, 2)
+    with pytest.raises(OptionError, match=r"devices_per_rank=2 does not fit: .* 1 GPU "):
+        cluster(gpus_per_node=1).size(None, 2)
 
 
 # --- what submitit is told

@@ -15,7 +15,7 @@ import pytest
 
 from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
 from hydra_plugins.hydra_ddp_subprocess_launcher._node_file import tell_for_keeper
-from hydra_plugins.hydra_ddp_subprocess_launcher._orders import Forward, Preempt, Started, Stop
+from hydra_plugins.hydra_ddp_subprocess_launcher._orders import Forward, Note, Preempt, Started, Stop
 from hydra_plugins.hydra_ddp_subprocess_launcher._process import descendants
 from hydra_plugins.hydra_ddp_subprocess_launcher._spawner_link import KeeperEnded, SpawnerLink
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, GroupSpec, Limits, Meeting, StopReason
@@ -37,6 +37,7 @@ class Kept(Job):
     def __init__(self, link: SpawnerLink, number: int, group: GroupSpec, ended: dict[int, KeeperEnded]) -> None:
         super().__init__(link, number, group)
         self._all_ended = ended
+        self.notes: list[str] = []
 
     def hear(self, timeout_s: float = 0.05) -> None:
         if self.ended is None:
@@ -48,6 +49,7 @@ class Kept(Job):
             for message in self.channel.receive():
                 self.started = message if isinstance(message, Started) and message.ranks else self.started
                 self.report = message if isinstance(message, GroupReport) else self.report
+                self.notes += [message.text] if isinstance(message, Note) else []
             self.ended = self._all_ended.get(self.number)
 
 
@@ -156,6 +158,37 @@ def test_what_is_left_behind_gets_sigterm(start: Callable[..., Job], tmp_path: P
     assert (report.reason, report.cause, codes(report)) == (None, None, {0: 0})
 
 
+@pytest.mark.parametrize("ending", ["exit 0", "echo > failure_0; exit 1", SLEEP])
+def test_what_does_not_go_is_waited_for_with_a_word(start: Callable[..., Job], tmp_path: Path, ending: str) -> None:
+    """Whether ranks end well, fail or are stopped: one line, as the wait begins, names what is still there."""
+    left = "setsid sh -c \"trap '' TERM; echo \\$\\$ > left.new; mv left.new left; while :; do sleep 0.1; done\" &"
+    outcome = "echo > outcome_0; " if ending == "exit 0" else ""
+    # Longer than the test may take: the line comes before the end.
+    job = start(f"{left} while [ ! -e left ]; do sleep 0.02; done; {outcome}{ending}", 1, limits=Limits(1000))
+    wait_for_file(job, tmp_path / "left")
+    if ending == SLEEP:
+        job.channel.send(Stop(at_once=False))
+    deadline = time.monotonic() + 30
+    while not job.notes:
+        assert time.monotonic() < deadline
+        job.hear()
+    pid = int((tmp_path / "left").read_text())
+    assert f"sh (pid {pid})" in job.notes[0]
+    assert "grace_period_s" in job.notes[0]
+    assert job.ended is None and is_alive(pid)
+    job.channel.send(Stop(at_once=True))
+    report_of(job)
+    assert len(job.notes) == 1
+    assert not is_alive(pid)
+
+
+def test_what_goes_is_not_mentioned(start: Callable[..., Job]) -> None:
+    """A process that obeys SIGTERM is no reason for a line."""
+    job = start(f"setsid sh -c '{SLEEP}' & echo > outcome_0", 1, limits=Limits(1000))
+    report_of(job)
+    assert job.notes == []
+
+
 def test_more_and_more_processes(start: Callable[..., Job], runner: Runner) -> None:
     """Processes that start others as fast as they can are ended, too."""
     script = "f() { sleep 0.02; (trap '' TERM; f) & (sleep 5 &) ; wait; }; f & sleep 0.4; exit 1"
@@ -179,7 +212,7 @@ def test_a_failed_rank_that_cleans_up(start: Callable[..., Job], tmp_path: Path)
         "n=0; while [ $n -lt 50 ]; do sleep 0.05; n=$((n + 1)); done; echo > clean; exit 1"
     )
     report = report_of(start(script, limits=Limits(grace_period_s=20)))
-    assert (report.reason, report.cause) == (StopReason.FAILURE_LINGERS, 1)
+    assert (report.reason, report.cause) == (StopReason.RANK_FAILED, 1)
     assert codes(report) == {0: -15, 1: 1}
     assert (tmp_path / "clean").exists() and not (tmp_path / "disturbed").exists()
 

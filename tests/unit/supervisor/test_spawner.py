@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,7 +19,7 @@ from hydra_plugins.hydra_ddp_subprocess_launcher import _spawner
 from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
 from hydra_plugins.hydra_ddp_subprocess_launcher._orders import Stop
 from hydra_plugins.hydra_ddp_subprocess_launcher._spawner_link import KeeperEnded, SpawnerLink
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import StopReason
+from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, StopReason
 from support.spawning import PATIENCE_S, Job, is_alive, spec, wait_for_file
 
 
@@ -164,6 +166,81 @@ def test_a_killed_spawner_leaves_its_jobs_running(tmp_path: Path) -> None:
     link.close()
 
 
+class _Refusing:
+    """Raises when it is unpickled, as what an earlier version of this package sends may."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return int, ("no number",)
+
+
+def test_a_keeper_that_fails_says_of_what(link: SpawnerLink) -> None:
+    """The report has the keeper's error, and the spawner tells its exit code; other jobs go on."""
+    channel = Channel(link.start_keeper(0))
+    channel.send(_Refusing())
+    reports: list[object] = []
+    ended: list[KeeperEnded] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while not (reports and ended) and time.monotonic() < deadline:
+        select.select([link, *([] if channel.lost else [channel])], [], [], 0.1)
+        reports += channel.receive()
+        ended += link.receive()
+    (report,) = reports
+    assert isinstance(report, GroupReport) and report.reason is StopReason.KEEPER_LOST
+    assert "no number" in report.detail
+    assert ended == [KeeperEnded(0, 1)]
+    channel.close()
+
+
+def test_a_spawner_without_room_for_descriptors(link: SpawnerLink, tmp_path: Path) -> None:
+    """A low limit of open files costs the job alone that does not fit, and is named."""
+    job = Job(link, 0, spec(tmp_path, "while [ ! -e go ]; do sleep 0.02; done", nproc=1))
+    job.wait("started")
+    pid = link._process.pid
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    free = next(number for number in range(soft) if not os.path.lexists(f"/proc/{pid}/fd/{number}"))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free + 1, hard))
+    with open(os.devnull) as held:
+        refused = Job(link, 1, spec(tmp_path, "true", nproc=1), [held.fileno()] * 3)
+    refused.wait("ended")
+    assert refused.report is not None and refused.report.reason is StopReason.START_FAILED
+    assert "ulimit -n" in refused.report.detail
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, hard))
+    unheard = Channel(link.start_keeper(2))
+    deadline = time.monotonic() + PATIENCE_S
+    ended: list[int] = []
+    while not ended and time.monotonic() < deadline:
+        select.select([link], [], [], 0.1)
+        ended += [one.job for one in link.receive()]
+    assert ended == [2] and "ulimit -n" in link.ending
+    unheard.close()
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+    (tmp_path / "go").touch()
+    job.wait("ended")
+    assert job.report is not None and job.report.reason is None
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise SystemExit('cannot be imported')", ["exit code 1", "cannot be imported"]),
+        ("import os; os.kill(os.getpid(), 9)", ["SIGKILL"]),
+    ],
+)
+def test_how_a_spawner_ended_that_could_not_serve(code: str, words: list[str]) -> None:
+    """Its exit code or signal is told, and the last line that it wrote."""
+
+    def start(descriptor: int, errors: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", code], pass_fds=[descriptor], stderr=errors)
+
+    link = SpawnerLink(start)
+    deadline = time.monotonic() + PATIENCE_S
+    while not link.lost and time.monotonic() < deadline:
+        select.select([link], [], [], 0.1)
+        link.receive()
+    link.close()
+    assert link.lost and all(word in link.ending for word in words), link.ending
+
+
 def test_a_lost_launcher_ends_its_jobs(tmp_path: Path) -> None:
     """When the launching process is killed, ranks and spawner go, although what it forked holds its sockets."""
     code = f"""
@@ -180,8 +257,6 @@ if os.fork() == 0:
 print(*job.started.ranks, link._process.pid, flush=True)
 time.sleep(1000)
 """
-    import subprocess
-
     launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert launcher.stdout is not None
     try:

@@ -12,6 +12,7 @@ from hydra_plugins.hydra_ddp_subprocess_launcher._rules import (
     DUMP_S,
     FAILURE_LINGERS_S,
     LAUNCHER_LOST_GRACE_S,
+    LEFTOVERS_NOTE_S,
     LINGERING_LIMIT_S,
     LINGERING_NOTE_S,
     STILL_RUNNING_NOTE_S,
@@ -387,15 +388,32 @@ def test_lingering() -> None:
 
 
 def test_a_failed_rank_that_does_not_end() -> None:
-    """A rank that stored an error has ten seconds to end; then it is the cause, and the group is ended."""
+    """A rank that stored an error and does not end is the cause; it is said to hang only if it has to be killed."""
     played = Played(nproc=3)
     played.rules.failure_stored(2, BEGAN + 5)
     played.rules.failure_stored(1, BEGAN + 6)
     assert played.due == 5 + FAILURE_LINGERS_S
     assert played.look(5 + FAILURE_LINGERS_S - 0.1) is Action.WAIT
-    assert played.look(5 + FAILURE_LINGERS_S) is Action.DUMP
-    assert played.look(5 + FAILURE_LINGERS_S + DUMP_S) is Action.TERMINATE
+    assert played.look(5 + FAILURE_LINGERS_S) is Action.TERMINATE
+    assert (played.report.reason, played.report.cause) == (StopReason.RANK_FAILED, 2)
+    assert played.look(5 + FAILURE_LINGERS_S + GRACE_S) is Action.DUMP
+    assert played.look(5 + FAILURE_LINGERS_S + GRACE_S + DUMP_S - 0.1) is Action.WAIT
+    assert played.look(5 + FAILURE_LINGERS_S + GRACE_S + DUMP_S) is Action.KILL
     assert (played.report.reason, played.report.cause) == (StopReason.FAILURE_LINGERS, 2)
+
+
+def test_a_failed_rank_that_is_slow_to_end_does_not_hang() -> None:
+    """Neither one that ends within the grace period, nor one for which that is cut short, is said to hang."""
+    for cut_short in (False, True):
+        played = Played(nproc=2)
+        played.rules.failure_stored(1, BEGAN + 5)
+        played.look(5 + FAILURE_LINGERS_S)
+        if cut_short:
+            played.rules.stop_ordered(BEGAN + 7, at_once=True)
+            assert played.look(7) is Action.KILL
+        else:
+            played.exit(5 + FAILURE_LINGERS_S + GRACE_S - 0.1, 1, 1)
+        assert (played.report.reason, played.report.cause) == (StopReason.RANK_FAILED, 1)
 
 
 def test_a_failed_rank_that_ends() -> None:
@@ -556,3 +574,15 @@ def test_a_group_that_never_started() -> None:
     assert played.rules.running == []
     assert (played.report.reason, played.report.exits, played.report.finished) == (StopReason.ORDERED, (), False)
     assert played.rules.concerns_all
+
+
+def test_when_what_is_left_behind_is_worth_a_line() -> None:
+    """Not while ranks run, not before it has had a moment to obey, and not once it is killed."""
+    played = Played(nproc=1)
+    assert played.rules.leftovers_due(BEGAN + 1) is None
+    assert played.end_well(2, 0) is Action.TERMINATE
+    assert played.rules.leftovers_due(BEGAN + 2) is None
+    due = played.rules.leftovers_due(BEGAN + 2 + LEFTOVERS_NOTE_S)
+    assert due == pytest.approx(GRACE_S - LEFTOVERS_NOTE_S)
+    assert played.look(2 + GRACE_S) is Action.KILL
+    assert played.rules.leftovers_due(BEGAN + 2 + GRACE_S) is None
