@@ -24,7 +24,10 @@ MAIN = "3.11"
 HYDRAS = ["1.3.2", "1.3.8", "1.4.0rc3"]
 CONSTRAINTS = ("-c", "constraints.txt")
 # What the tests need beside the package, without torch and the frameworks.
-TEST_NEEDS = ("pytest>=8", "pytest-timeout>=2.2", "hypothesis>=6.90", "pexpect>=4.9", "pyte>=0.8", "matplotlib>=3.6")
+TEST_NEEDS = (
+    *("pytest>=8", "pytest-timeout>=2.2", "pytest-xdist>=3.6", "hypothesis>=6.90", "pexpect>=4.9", "pyte>=0.8"),
+    "matplotlib>=3.6",
+)
 SMALL = ("-m", "not torch and not slurm")
 
 
@@ -50,14 +53,21 @@ def tests(session: nox.Session, hydra: str) -> None:
     omegaconf = "omegaconf>=2.4.0.dev0" if hydra.startswith("1.4") else "omegaconf<2.4"
     session.install("--pre", f"hydra-core=={hydra}", omegaconf, ".")
     session.install(*TEST_NEEDS)
-    session.run("pytest", *SMALL, *(session.posargs or ["tests"]))
+    session.run("pytest", "--full", *SMALL, *(session.posargs or ["tests"]))
+
+
+@nox.session(python=MAIN)
+def full(session: nox.Session) -> None:
+    """The full lane: every test."""
+    session.install(*CONSTRAINTS, ".[dev,example]")
+    session.run("pytest", "--full", *(session.posargs or ["tests"]))
 
 
 @nox.session(python=MAIN)
 def torch(session: nox.Session) -> None:
     """Tests with torch, the frameworks and the sweepers."""
     session.install(*CONSTRAINTS, ".[dev,example]")
-    session.run("pytest", "-m", "torch", *(session.posargs or ["tests"]))
+    session.run("pytest", "--full", "-m", "torch", *(session.posargs or ["tests"]))
 
 
 @nox.session(python=MAIN)
@@ -68,19 +78,19 @@ def preload(session: nox.Session) -> None:
         "tests/integration/hydra/test_hydra_suites.py",
         "tests/integration/hydra/test_differential.py",
     ]
-    session.run("pytest", *tests, env={"LAUNCHER_TEST_PRELOAD": "auto"})
+    session.run("pytest", "--full", *tests, env={"LAUNCHER_TEST_PRELOAD": "auto"})
 
 
 @nox.session(python=MAIN)
 def coverage(session: nox.Session) -> None:
-    """Coverage of all processes that the tests start."""
+    """Coverage of the full lane, in all processes that the tests start."""
     session.install(*CONSTRAINTS, ".[dev,example]")
     # The spawner runs without site-packages: see tests/support/measured_spawner.py.
     (packages,) = Path(session.virtualenv.location).glob("lib/python*/site-packages")
     shutil.copy("tests/support/measured_spawner.py", packages)
     (packages / "measured_spawner.pth").write_text("import measured_spawner\n")
     session.run("coverage", "erase")
-    session.run("coverage", "run", "-m", "pytest", *(session.posargs or ["-m", "not slurm"]))
+    session.run("coverage", "run", "-m", "pytest", "--full", *session.posargs)
     session.run("coverage", "combine")
     session.run("coverage", "report")
 
@@ -89,11 +99,12 @@ def coverage(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """What README and docs/ tell to type, their links, and the options."""
     session.install(".[submitit,timeline]", *TEST_NEEDS)
-    session.run("pytest", *SMALL, "tests/guards/test_readme.py", "tests/guards/test_docs.py")
+    pages = ["tests/guards/test_readme.py", "tests/guards/test_docs.py", "tests/integration/docs"]
+    session.run("pytest", "--full", *SMALL, *pages)
 
 
 @nox.session(python=MAIN)
 def wheel(session: nox.Session) -> None:
     """Build sdist and wheel; install the wheel alone, and sweep outside the repository."""
-    session.install("build>=1", "pytest>=8", "pytest-timeout>=2.2", ".")
+    session.install("build>=1", "pytest>=8", "pytest-timeout>=2.2", "pytest-xdist>=3.6", "hypothesis>=6.90", ".")
     session.run("pytest", "tests/guards/test_wheel.py", env={"HYDRA_DDP_TEST_WHEEL": "1"})

@@ -43,6 +43,7 @@ setup(
             "pyte>=0.8",
             "pytest>=8",
             "pytest-timeout>=2.2",
+            "pytest-xdist>=3.6",
             "ruff>=0.6",
             "transformers>=4.45",
         ],

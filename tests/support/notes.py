@@ -12,7 +12,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
-from support.runner import APPS
+from support.runner import APPS, NOISE_S, PATIENCE_S
 
 if TYPE_CHECKING:
     from support.runner import Ran, Runner
@@ -28,8 +28,6 @@ _spawner._BOOTSTRAP = (
     "_peers.SILENT_S, _peers.BEAT_S = 8.0, 2.0; _spawner.main(*map(int, sys.argv[2:]))"
 )
 """
-# Added to a bound of the specification, as the test's own polling and a busy machine take time, too.
-NOISE_S = 1.5
 
 
 class Notes:
@@ -106,7 +104,7 @@ def behave_environment(runner: Runner, **extra: str) -> dict[str, str]:
 
 
 def behave(
-    runner: Runner, *overrides: str, nproc: int = 2, env: dict[str, str] | None = None, timeout_s: float = 60
+    runner: Runner, *overrides: str, nproc: int = 2, env: dict[str, str] | None = None, timeout_s: float = PATIENCE_S
 ) -> tuple[Ran, Notes]:
     """Sweep behave.py with our launcher, to its end."""
     environment = behave_environment(runner, **(env or {}))
@@ -156,12 +154,12 @@ def alive(runner: Runner, variable: bytes = b"") -> dict[int, str]:
     return found
 
 
-def assert_nothing_left(runner: Runner, timeout_s: float = 3) -> None:
+def assert_nothing_left(runner: Runner, timeout_s: float = NOISE_S) -> None:
     seconds_until(lambda: not alive(runner), at_most_s=timeout_s)
     assert alive(runner) == {}
 
 
-def finish(process: subprocess.Popen[str], timeout_s: float = 60) -> tuple[int, str]:
+def finish(process: subprocess.Popen[str], timeout_s: float = PATIENCE_S) -> tuple[int, str]:
     """Wait for a started program; return its exit code as a shell shows it, and what it printed."""
     stdout, stderr = process.communicate(timeout=timeout_s)
     code = process.returncode
@@ -231,7 +229,7 @@ def arguments(runner: Runner, overrides: tuple[str, ...], nproc: int) -> list[st
 
 
 def misbehave(
-    runner: Runner, *overrides: str, nproc: int = 2, env: dict[str, str] | None = None, timeout_s: float = 60
+    runner: Runner, *overrides: str, nproc: int = 2, env: dict[str, str] | None = None, timeout_s: float = PATIENCE_S
 ) -> tuple[Ran, Notes]:
     """Sweep misbehave.py with our launcher, to its end."""
     environment = behave_environment(runner, **(env or {}))

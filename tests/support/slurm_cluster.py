@@ -17,6 +17,8 @@ from typing import NoReturn
 
 import pytest
 
+from support.runner import PATIENCE_S
+
 SCRIPT = Path(__file__).with_suffix(".sh")
 # Set, it makes a failure of what otherwise is a skip.
 REQUIRE = "HYDRA_DDP_REQUIRE_SLURM"
@@ -53,11 +55,11 @@ class SlurmCluster:
         lines = _output("sacct", "-X", "-n", "-P", "-o", "State", "-j", str(job_id)).splitlines()
         return lines[0].split()[0] if lines else ""  # "CANCELLED by 0"
 
-    def wait_for_state(self, job_id: int | str, *states: str, timeout_s: float = 30) -> None:
+    def wait_for_state(self, job_id: int | str, *states: str, timeout_s: float = PATIENCE_S) -> None:
         """Wait until accounting has one of these states for a job."""
         _wait(lambda: self.sacct_state(job_id) in states, timeout_s, lambda: f"{job_id}: {self.sacct_state(job_id)!r}")
 
-    def wait_until_idle(self, timeout_s: float = 60) -> None:
+    def wait_until_idle(self, timeout_s: float = PATIENCE_S) -> None:
         """Wait until no job waits or runs and all nodes are idle; for ever, while another session has jobs."""
         _wait(lambda: not self.squeue() and self._idle(), timeout_s, lambda: f"still there: {self.squeue()}")
 

@@ -14,8 +14,7 @@ from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
 from hydra_plugins.hydra_ddp_subprocess_launcher._orders import Started
 from hydra_plugins.hydra_ddp_subprocess_launcher._spawner_link import KeeperEnded, SpawnerLink
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, GroupSpec, Limits
-
-PATIENCE_S = 20.0
+from support.runner import PATIENCE_S
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra_plugins.hydra_ddp_subprocess_launcher._journal import read_journal
 from hydra_plugins.hydra_ddp_subprocess_launcher._records import JobRecord, JobState
-from support.runner import APPS
+from support.runner import APPS, PATIENCE_S
 
 if TYPE_CHECKING:
     from support.runner import Ran, Runner
@@ -60,7 +60,7 @@ class Submitting:
         lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         return [line for line in lines if {**line, "what": what, **wanted} == line]
 
-    def wait_for(self, what: str, count: int = 1, timeout_s: float = 60, **wanted: Any) -> list[dict[str, Any]]:
+    def wait_for(self, what: str, count: int = 1, timeout_s: float = PATIENCE_S, **wanted: Any) -> list[dict[str, Any]]:
         """Return the notes as soon as there are so many."""
         said = f"{count} times {what} with {wanted}"
         self.runner.wait_until(lambda: len(self.notes(what, **wanted)) >= count, timeout_s, said)
@@ -94,7 +94,7 @@ class Submitting:
         jobs = self.jobs.values()
         return [_listed(job.value) if job.state is JobState.COMPLETED else job.state for job in jobs]
 
-    def id_of(self, job: int, timeout_s: float = 30) -> str:
+    def id_of(self, job: int, timeout_s: float = PATIENCE_S) -> str:
         """Return the id of a job on the cluster, as soon as it has one."""
         self.runner.wait_until(lambda: job in self.jobs and self.jobs[job].job_id, timeout_s, f"id of job {job}")
         return self.jobs[job].job_id
@@ -108,7 +108,7 @@ class Submitting:
         return self.runner.python(*CLI, "status", "-d", self.sweep_dir).output
 
 
-def finish(process: subprocess.Popen[str], timeout_s: float = 60) -> tuple[int, str]:
+def finish(process: subprocess.Popen[str], timeout_s: float = PATIENCE_S) -> tuple[int, str]:
     """Wait for a sweep that was started; return its exit code and what it printed."""
     stdout, stderr = process.communicate(timeout=timeout_s)
     return process.returncode, stdout + stderr

@@ -16,6 +16,8 @@ import pexpect
 import pyte
 import pytest
 
+from support.runner import PATIENCE_S
+
 if TYPE_CHECKING:
     from support.runner import Runner
 
@@ -68,7 +70,7 @@ class Person:
         text = "\n".join(self.shown)
         return all(word in text for word in words)
 
-    def wait_until(self, holds: Callable[[], object], what: str, timeout_s: float = 30) -> None:
+    def wait_until(self, holds: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + timeout_s
         while True:
             self.look()
@@ -78,7 +80,7 @@ class Person:
                 pytest.fail(f"{what} did not come true in {timeout_s} s; the screen shows:\n" + "\n".join(self.shown))
             time.sleep(0.02)
 
-    def wait_to_see(self, *words: str, timeout_s: float = 30) -> None:
+    def wait_to_see(self, *words: str, timeout_s: float = PATIENCE_S) -> None:
         self.wait_until(lambda: self.sees(*words), f"to see {words}", timeout_s)
 
     def resize(self, columns: int, lines: int) -> None:
@@ -86,7 +88,7 @@ class Person:
         self.screen.resize(lines, columns)
         self.child.setwinsize(lines, columns)
 
-    def end(self, timeout_s: float = 30) -> int:
+    def end(self, timeout_s: float = PATIENCE_S) -> int:
         """Wait until the program has ended; return its exit code as a shell shows it."""
         deadline = time.monotonic() + timeout_s
         while self.child.isalive():

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from compare import CONTENDERS, HEADER, QUESTIONS, Answer, Question, answer, answerable, facts, report
 from timing import Spread, intervals, rotated, significant, table
 
+pytestmark = pytest.mark.sample
 SAMPLES = {"fast": [1.0, 3.0, 2.0], "slow": [10.0, 30.0]}
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from support.runner import PATIENCE_S
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import soak
@@ -19,7 +21,7 @@ NOISE_KIB = 4096
 
 @pytest.fixture(scope="module")
 def soaked(tmp_path_factory: pytest.TempPathFactory) -> soak.Soaked:
-    return soak.soak(tmp_path_factory.mktemp("soak"), JOBS, timeout_s=240)
+    return soak.soak(tmp_path_factory.mktemp("soak"), JOBS, timeout_s=PATIENCE_S)
 
 
 def test_every_result_is_right_and_in_its_place(soaked: soak.Soaked) -> None:

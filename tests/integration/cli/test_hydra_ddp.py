@@ -82,6 +82,7 @@ def _places(jobs: tuple[int, ...]) -> list[tuple[int, int]]:
     return [(job, rank) for job in jobs for rank in range(2)]
 
 
+@pytest.mark.sample
 def test_a_live_sweep(runner: Runner) -> None:
     """Its state, its logs, the board as a picture, and a timeline of what runs; afterwards its table."""
     at_once = "hydra.launcher.max_parallel_jobs=2"
@@ -170,7 +171,7 @@ def test_a_reader_that_goes_away(runner: Runner) -> None:
             f"{program} | head -n 1; echo ${{PIPESTATUS[0]}}",
             f"{program} -f | head -n 1; echo ${{PIPESTATUS[0]}}",
         ):
-            ran = runner.run("bash", "-c", line, timeout_s=30)
+            ran = runner.run("bash", "-c", line)
             assert (ran.stdout, ran.stderr) == ("line 0 of job 0 rank 0\n0\n", "")
         full = runner.run("bash", "-c", f"{program} > /dev/full")
         assert full.returncode == 1
@@ -202,6 +203,7 @@ def test_commands_run_the_ranks_again(runner: Runner) -> None:
     assert "ValueError: bad x=3" in again.output
 
 
+@pytest.mark.sample
 def test_stop(runner: Runner) -> None:
     """The running jobs are ended, no other one is started, and the words before tell so."""
     with talking(runner, "x=0,1", "until=never", "hydra.launcher.grace_period_s=7") as process:

@@ -87,6 +87,7 @@ def log_of(runner: Runner, rank: int) -> str:
 # --- at the prompt
 
 
+@pytest.mark.sample
 def test_a_debugger_in_rank_0(runner: Runner) -> None:
     """Rank 0 is stepped through, its variables are printed and changed, and the job completes with its value."""
     with at_a_prompt(runner, "hydra.launcher.tee_ranks=all") as child:

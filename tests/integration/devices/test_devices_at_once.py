@@ -32,7 +32,7 @@ from support.notes import (
     finish,
     state_of,
 )
-from support.runner import APPS, Runner
+from support.runner import APPS, PATIENCE_S, Runner
 
 if TYPE_CHECKING:
     import subprocess
@@ -41,7 +41,7 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 RECORDING = "hydra/sweeper=recording"
 MakeIds = Callable[[int], list[str]]
 # An option, so that what is waited for in vain does not hang the tests.
-LIMIT = "hydra.launcher.timeout_min=0.5"
+LIMIT = "hydra.launcher.timeout_min=3"
 SIZED = "hydra.launcher.nproc_per_node=${oc.select:size,1}"
 PER_RANK = "hydra.launcher.devices_per_rank=${oc.select:wide,1}"
 
@@ -88,6 +88,7 @@ def most_at_once(*sweeps: Notes) -> int:
 # --- one sweep
 
 
+@pytest.mark.sample
 def test_five_jobs_on_two_sets(runner: Runner, new_ids: MakeIds) -> None:
     """Five jobs of varied length on four ids, two each: no device twice, at most two jobs at once, all done."""
     ids = new_ids(4)
@@ -146,6 +147,7 @@ def test_fewer_jobs_than_devices(runner: Runner, new_ids: MakeIds) -> None:
     assert most_at_once(notes) == 1
 
 
+@pytest.mark.sample("3,5,7")
 @pytest.mark.parametrize("visible", ["3,5,7", "MIG-a,MIG-b", "GPU-8a5b-1,GPU-8a5b-2"])
 def test_what_the_launching_process_may_see(runner: Runner, visible: str) -> None:
     """The parent's visible devices are given out one by one, with the ids as they are."""
@@ -300,6 +302,7 @@ def sweeping(folder: Path, *overrides: str) -> Iterator[tuple[subprocess.Popen[s
             process.kill()
 
 
+@pytest.mark.sample
 def test_two_sweeps_on_the_same_devices(tmp_path: Path, new_ids: MakeIds) -> None:
     """Two sweeps started together share the devices without ever having one twice; who waits says for whom."""
     ids = devices(new_ids(2))
@@ -338,7 +341,7 @@ def test_devices_of_a_killed_sweep(tmp_path: Path, killed: str, new_ids: MakeIds
         for pid in pids:
             os.kill(pid, 9)
         ended: float | None = None
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         obtained = 0
         while obtained < len(names):
             obtained = sum(map(locks.obtain, names))

@@ -19,7 +19,7 @@ import pytest
 from rich.cells import cell_len
 
 from support.notes import state_of, write_talk
-from support.runner import APPS
+from support.runner import APPS, NOISE_S
 from support.terminal import Person, at_terminal
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def board_of(person: Person) -> list[str]:
     return lines[starts[0] :] if starts else []
 
 
+@pytest.mark.sample
 def test_what_a_person_sees_at_80_columns(runner: Runner) -> None:
     """A row a running job, the bar with all counts below, the end of each job above; at the end only the table."""
     with watching(runner, "x=1,2,3", "until=go", "fail_rank=null", "say=step") as person:
@@ -181,6 +182,7 @@ def test_the_lines_of_rank_0_above_the_board(runner: Runner) -> None:
     ]
 
 
+@pytest.mark.sample
 def test_several_streams_have_prefixes(runner: Runner) -> None:
     """With `tee_ranks=all` each line on the terminal is one line of one rank, with its job and rank before it."""
     with watching(runner, "x=1,2", "lines=200", "hydra.launcher.tee_ranks=all", lines=50, columns=100) as person:
@@ -275,6 +277,7 @@ def test_wide_characters(runner: Runner) -> None:
         assert person.end() == 0
 
 
+@pytest.mark.sample
 def test_output_that_is_no_terminal_has_no_escapes(runner: Runner) -> None:
     """With standard output in a file the board is on the terminal, and the file has lines alone."""
     command = " ".join([sys.executable, *arguments("x=1,2", "until=go", at_once=1)])
@@ -496,7 +499,7 @@ def test_a_very_long_line(runner: Runner) -> None:
                 seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
             time.sleep(0.02)
         assert person.end() == 0
-    assert seconds < 10
+    assert seconds < 10 + NOISE_S
     assert (runner.cwd / "sweep/0/.ddp/rank_0.log").stat().st_size == 20_000_000
     assert any("MB left out" in line for line in person.all_lines)
 
@@ -505,14 +508,14 @@ def test_a_terminal_that_nobody_reads(runner: Runner) -> None:
     """While the terminal takes nothing (Ctrl-S, a hung connection) jobs start and end, and one SIGTERM works."""
     with watching(runner, "x=range(6)", "lines=300", "hydra.launcher.tee_ranks=all") as person:
         # Nobody looks from here on: the terminal is full soon.
-        runner.wait_until((runner.cwd / "sweep/5/.ddp/outcome_0.pkl").exists, timeout_s=60)
+        runner.wait_until((runner.cwd / "sweep/5/.ddp/outcome_0.pkl").exists)
         assert person.end() == 0
     with watching(runner, "x=range(6)", "lines=3000", "until=never", "hydra.launcher.tee_ranks=all") as person:
-        runner.wait_until((runner.cwd / "sweep/1/.ddp/rank_0.log").exists, timeout_s=60)
+        runner.wait_until((runner.cwd / "sweep/1/.ddp/rank_0.log").exists)
         # The terminal is full by then.
         time.sleep(1)
         person.child.kill(signal.SIGTERM)
-        runner.wait_until(lambda: state_of(person.child.pid)[0] in ("", "Z"), timeout_s=30, what="the end")
+        runner.wait_until(lambda: state_of(person.child.pid)[0] in ("", "Z"), what="the end")
     runner.assert_nothing_left()
 
 

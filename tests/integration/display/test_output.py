@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING
 import pytest
 
 from support.notes import NOISE_S, seconds_until
-from support.runner import APPS
+from support.runner import APPS, PATIENCE_S
 
 if TYPE_CHECKING:
     from support.runner import Runner
@@ -180,6 +180,7 @@ def test_one_sigterm_ends_many_batches_that_nobody_reads(runner: Runner) -> None
 # --- somebody reads slowly
 
 
+@pytest.mark.sample
 def test_a_slow_reader_gets_everything_in_order(runner: Runner) -> None:
     """Who reads slowly gets each line of the ranks and of the launching process, whole, and in the order of events."""
     app = write_app(runner)
@@ -189,7 +190,7 @@ def test_a_slow_reader_gets_everything_in_order(runner: Runner) -> None:
         while data := os.read(pipe.fileno(), 2000):
             got += data
             time.sleep(0.005)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
     lines = got.decode().splitlines()
     marks = []
     for job in (0, 1):
@@ -241,7 +242,7 @@ def test_no_line_is_torn(runner: Runner, into: str) -> None:
         while "pipe" in into and b"half " not in got:
             got += os.read(process.stdout.fileno(), 65536)
         (runner.cwd / "begun").touch()
-        rest, _ = process.communicate(timeout=60)
+        rest, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0
     lines = ((runner.cwd / "out").read_text() if "file" in into else got.decode() + rest).splitlines()
     assert lines.count("half a line") == 1

@@ -56,6 +56,7 @@ def test_where_a_secret_shows(runner: Runner) -> None:
     assert files_with(runner, b"hunter4") == {*ours, *hydras, "hydra.yaml"} and "hunter4" in typed.output
 
 
+@pytest.mark.sample
 def test_a_rank_has_what_torchrun_sets(runner: Runner) -> None:
     """Every variable of torchrun is there with the value that torchrun would give it."""
     ran, notes = behave(runner, nproc=3)
@@ -138,6 +139,7 @@ def test_a_fixed_port_is_used(runner: Runner) -> None:
         assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("127.0.0.2", str(port))
 
 
+@pytest.mark.sample
 def test_stale_rank_variables_are_taken_out(runner: Runner) -> None:
     """What an earlier launcher, a scheduler or an image left behind reaches no rank; the rest does."""
     stale = {
@@ -184,6 +186,7 @@ def test_a_seed_stays_only_from_the_start_environment(runner: Runner, start: dic
         assert notes.environment(0, rank).get("PL_GLOBAL_SEED") == start.get("PL_GLOBAL_SEED")
 
 
+@pytest.mark.sample
 def test_env_set_and_env_copy_are_there_before_the_first_import(runner: Runner) -> None:
     """`hydra.job.env_set` of each composed job, and `env_copy`, are in what the process is started with."""
     ran, notes = behave(
@@ -381,6 +384,7 @@ def test_the_affinity_bounds_the_number_of_threads(runner: Runner) -> None:
 # --- who may sweep
 
 
+@pytest.mark.sample("rank")
 @pytest.mark.parametrize(
     "started_as",
     [
@@ -499,6 +503,7 @@ def test_tee_ranks_says_whose_output_is_shown(runner: Runner, tee_ranks: str, sh
         assert f"from_{rank}" in (runner.cwd / "sweep" / "0" / ".ddp" / f"rank_{rank}.log").read_text()
 
 
+@pytest.mark.sample
 def test_each_job_can_have_its_own_number_of_ranks(runner: Runner) -> None:
     """An interpolation in `nproc_per_node` is read from each job's own config, `WORLD_SIZE` follows."""
     # The interpolation has to have a usable value in the sweep's own config, too.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from support.runner import Runner
 
@@ -30,6 +32,7 @@ OURS = {
 OTHERS = {"asyncio", "concurrent.futures", "joblib", "multiprocessing", "optuna", "pynvml", "rich", "submitit", "torch"}
 
 
+@pytest.mark.sample
 def test_what_a_rank_imports(runner: Runner) -> None:
     """Of this package what it needs, and nothing that the launching process, a keeper or another launcher needs."""
     app = runner.cwd / "app.py"

@@ -53,7 +53,6 @@ def start(runner: Runner, command: list[str], **env: str) -> Ran:
         *rest,
         f"hydra.sweep.dir={runner.cwd / 'sweep'}",
         env={"PYTHONPATH": str(noted), **env},
-        timeout_s=240,
     )
 
 
@@ -75,6 +74,7 @@ def ranks(runner: Runner) -> list[tuple[str, str]]:
     return sorted((note["job"], note["rank"]) for note in notes if note["rank"] is not None)
 
 
+@pytest.mark.sample("fsdp2.py")
 @pytest.mark.parametrize("command", commands(PAGE, "torch"), ids=lambda command: command.split()[1])
 def test_a_job_is_one_group_of_as_many_ranks_as_asked(runner: Runner, command: str) -> None:
     """Two jobs of two ranks are four processes, each group shares its data, and losses come back."""
@@ -88,6 +88,7 @@ def test_a_job_is_one_group_of_as_many_ranks_as_asked(runner: Runner, command: s
     assert ranks(runner) == [(job, rank) for job in "01" for rank in "01"]
 
 
+@pytest.mark.sample
 def test_every_example_of_a_framework_is_on_the_page() -> None:
     """The page starts all programs but the one that README starts."""
     programs = {file.name for file in EXAMPLES.glob("*.py")} - {"train.py", "models.py"}

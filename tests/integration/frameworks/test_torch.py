@@ -41,6 +41,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sample
 def test_ranks_meet_and_a_scalar_tensor_comes_back_as_a_number(runner: Runner, tmp_path: Path) -> None:
     """Two jobs of three ranks add up over gloo; the launching process never needs torch."""
     app = tmp_path / "app.py"

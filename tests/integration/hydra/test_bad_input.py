@@ -52,6 +52,7 @@ def assert_nothing_started(runner: Runner, notes: Notes) -> None:
 # --- options
 
 
+@pytest.mark.sample
 def test_an_unknown_option_is_named_and_the_valid_ones_are_listed(runner: Runner) -> None:
     """`+hydra.launcher.bogus=1` passes Hydra, so the launcher itself refuses it."""
     ran, notes = behave(runner, "x=0,1", "+hydra.launcher.bogus=1")
@@ -133,6 +134,7 @@ def test_a_sweep_over_the_launcher_itself_is_refused(runner: Runner) -> None:
     assert_nothing_started(runner, notes)
 
 
+@pytest.mark.sample
 def test_a_wrapper_that_does_not_exist_fails_the_job(runner: Runner) -> None:
     """A command that cannot be started is that job's failure, and names the command."""
     ran, notes = behave(runner, "hydra.launcher.wrapper=[no-such-command]", RECORDING)
@@ -143,6 +145,7 @@ def test_a_wrapper_that_does_not_exist_fails_the_job(runner: Runner) -> None:
 # --- folders
 
 
+@pytest.mark.sample("sweep")
 @pytest.mark.parametrize("in_the_way", ["sweep", "sweep/0"])
 def test_a_run_directory_that_cannot_be_made(runner: Runner, in_the_way: str) -> None:
     """A file where the directory should be is named, and nothing starts."""
@@ -311,6 +314,7 @@ def test_a_rank_can_be_run_again_by_hand(runner: Runner) -> None:
     assert (after["x"], after["job"], after["output_dir"]) == (before["x"], before["job"], before["output_dir"])
 
 
+@pytest.mark.sample("missing")
 @pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "swapped", "folder"])
 def test_a_payload_that_is_not_the_announced_one_is_refused(runner: Runner, damage: str) -> None:
     """A payload that is missing, damaged or another job's is refused before it is unpickled."""
@@ -395,6 +399,7 @@ def write_editable_app(runner: Runner) -> Path:
     return write_app(runner, "import own_module\n")
 
 
+@pytest.mark.sample("app.py")
 @pytest.mark.parametrize("edited", ["app.py", "own_module.py"])
 def test_edited_code_is_said_once(runner: Runner, edited: str) -> None:
     """Code is not frozen: when the script or its own module is edited, one line names the file, all jobs run."""

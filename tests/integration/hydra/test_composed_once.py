@@ -36,6 +36,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sample("one batch")
 @pytest.mark.parametrize("batches", [[], ["hydra.sweeper.max_batch_size=2"]], ids=["one batch", "batches of 2"])
 def test_a_grid_sweep_composes_each_job_once(runner: Runner, tmp_path: Path, batches: list[str]) -> None:
     """The basic sweeper's own check composes every job; nothing is composed after it, in whatever process."""

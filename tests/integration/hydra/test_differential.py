@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PROJECT = APPS / "diff"
 BASIC = ("hydra/launcher=basic",)
 OURS = ("hydra/launcher=ddp_subprocess", "hydra.launcher.nproc_per_node=2")
-# LAUNCHER_TEST_PRELOAD=auto (conftest.py) compares all programs with ranks that are forks; here some are always.
+# LAUNCHER_TEST_PRELOAD=auto compares all programs with ranks that are forks; here some are always.
 PRELOADED = (*OURS, "hydra.launcher.preload=auto")
 BOTH_STARTS = pytest.mark.parametrize("launcher", [OURS, PRELOADED], ids=["new", "forked"])
 # Keys of Hydra's node that name the launcher: the first documented difference. The lines are theirs in saved YAML.
@@ -284,6 +284,7 @@ def own_classes(side: Side) -> dict[str, str]:
     return {key: text for key, text in dump.items() if key.startswith("|extra|") and key.endswith("_class")}
 
 
+@pytest.mark.sample("usual")
 @pytest.mark.parametrize(
     ("args", "jobs"), [(("needed=1,2",), 2), (("hydra.output_subdir=null",), 1)], ids=["usual", "no-output-subdir"]
 )
@@ -366,6 +367,7 @@ OVERRIDES = (
 )
 
 
+@pytest.mark.sample("new")
 @BOTH_STARTS
 def test_overrides_and_yaml(runner: Runner, launcher: tuple[str, ...]) -> None:
     """A config of YAML files with each kind of override and of interpolation."""

@@ -15,7 +15,7 @@ import yaml
 from hydra_plugins.hydra_ddp_subprocess_launcher import _locks
 from hydra_plugins.hydra_ddp_subprocess_launcher._commands import rank_line
 from support.notes import Notes, behave, behave_environment, job_folder, notes_of, write_app
-from support.runner import APPS
+from support.runner import APPS, PATIENCE_S
 
 if TYPE_CHECKING:
     from support.runner import Ran, Runner
@@ -53,7 +53,7 @@ def paste(runner: Runner, lines: list[str], **env: str) -> list[Ran]:
 
     environment = behave_environment(runner, **env)
     shells = [runner.start("bash", "-c", line, env=environment) for line in lines]
-    return [Ran(shell.wait(), *streams, 0.0) for shell in shells if (streams := shell.communicate(timeout=60))]
+    return [Ran(shell.wait(), *streams, 0.0) for shell in shells if (streams := shell.communicate(timeout=PATIENCE_S))]
 
 
 def listing(folder: Path) -> dict[str, tuple[bytes, int] | None]:
@@ -75,6 +75,7 @@ def assert_nothing_ran(runner: Runner) -> None:
 # --- nothing is left behind
 
 
+@pytest.mark.sample("sweep-one-batch")
 @pytest.mark.parametrize("batches", ["null", "1"], ids=["one-batch", "three-batches"])
 @pytest.mark.parametrize("where", ["sweep", "deep/er/sweep", "${now:%Y}/${hydra.job.name}", "."])
 def test_nothing_is_left_of_a_new_directory(runner: Runner, where: str, batches: str) -> None:
@@ -275,6 +276,7 @@ def configs(folder: Path) -> dict[str, object]:
     return saved
 
 
+@pytest.mark.sample
 def test_pasted_commands_do_what_the_sweep_does(runner: Runner) -> None:
     """Both ranks of each job meet, see the job's config, and save the files that a real sweep saves."""
     arguments = ("x=1,2", "+all=meet", *NASTY, "+hydra.job.env_set.GREETING='it\\'s $HOME'")
@@ -424,7 +426,7 @@ def test_a_command_without_its_environment(runner: Runner) -> None:
 def test_a_job_of_a_real_sweep_is_run_again(runner: Runner, fails: bool) -> None:
     """The commands of job.json, pasted after the sweep, do in both ranks what was done before."""
     steps = ["+r0=[meet]", "+r1=[meet,leave:3]" if fails else "+r1=[meet]"]
-    swept, notes = behave(runner, "x=1,2", *steps, *NASTY, "+hydra.job.env_set.MY_TOKEN=s3cret", timeout_s=90)
+    swept, notes = behave(runner, "x=1,2", *steps, *NASTY, "+hydra.job.env_set.MY_TOKEN=s3cret")
     assert swept.returncode == int(fails), swept.output
     before = {rank: notes.read(f"body_1_{rank}") for rank in (0, 1)}
     facts = json.loads((job_folder(runner, 1) / "job.json").read_text(encoding="utf-8"))

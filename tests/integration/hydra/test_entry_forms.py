@@ -137,6 +137,7 @@ def program(runner: Runner) -> Program:
 # --- scripts
 
 
+@pytest.mark.sample
 def test_two_jobs_of_a_script(program: Program) -> None:
     """Exactly jobs x ranks bodies run, each with its own job's values and number."""
     ran = program.python(program.write("app.py"), overrides=("x=5,6", "+g='${guarded:}'"))
@@ -194,6 +195,7 @@ def write_package(program: Program) -> None:
     program.write("pkg/__main__.py", "from .facts import note\nfrom .app import main\n\nmain()\nnote('after')\n")
 
 
+@pytest.mark.sample("pkg.app")
 @pytest.mark.parametrize("name", ["pkg.app", "pkg"])
 def test_a_module_of_a_package(program: Program, name: str) -> None:
     """`python -m pkg.app` and `python -m pkg` keep relative imports and the package's configs."""
@@ -592,6 +594,7 @@ def test_main_called_in_a_test(program: Program) -> None:
     assert "1 passed" in ran.stdout
 
 
+@pytest.mark.sample("-c")
 @pytest.mark.parametrize("form", ["-c", "stdin"])
 def test_programs_without_a_file(program: Program, form: str) -> None:
     """`python -c` and a program on stdin have nothing to run again, so the function itself is handed over."""

@@ -45,6 +45,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sample
 def test_an_app_with_a_whitelist_runs_and_its_whitelist_holds_in_the_ranks(runner: Runner, tmp_path: Path) -> None:
     """What the app allows works in every rank, callbacks too; what it does not allow is refused there."""
     app = tmp_path / "app.py"

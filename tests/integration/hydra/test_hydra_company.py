@@ -74,6 +74,7 @@ def test_colorlog_without_colours(runner: Runner) -> None:
 # --- Hydra's own callbacks
 
 
+@pytest.mark.sample
 @pytest.mark.skipif(
     not hasattr(hydra.experimental.callbacks, "PickleJobInfoCallback"), reason="Hydra 1.4 has these no more"
 )

@@ -24,6 +24,7 @@ Plugins.instance()
 chdir_plugin_root()
 
 
+@pytest.mark.sample
 def test_discovery() -> None:
     """Hydra finds the launcher among its plugins."""
     assert DDPSubprocessLauncher.__name__ in [found.__name__ for found in Plugins.instance().discover(Launcher)]

@@ -116,6 +116,7 @@ def sweep_in_a_shell(runner: Runner, *overrides: str) -> Iterator[tuple[Shell, N
         shell.process.wait()
 
 
+@pytest.mark.sample
 def test_ctrl_z_and_fg_change_nothing(runner: Runner) -> None:
     """Ranks end while the launching process is stopped by Ctrl-Z, and `fg` collects the job and runs the next."""
     with sweep_in_a_shell(runner, "x=0,1", "+j0.r0=[wait:go,return:7]", "+j0.r1=wait:go", RECORDING) as (
@@ -318,7 +319,7 @@ def test_a_timeout_shows_where_every_rank_was(runner: Runner) -> None:
         "x=0,1",
         "+j0.r0=[say_sigterm,hang]",
         "+j0.r1=[say_sigterm,wait:never]",
-        "hydra.launcher.timeout_min=0.06",
+        "hydra.launcher.timeout_min=0.25",
         GRACE,
         RECORDING,
     )
@@ -342,7 +343,7 @@ def test_a_rank_that_leaves_before_the_others_have_joined(runner: Runner) -> Non
 
 def test_a_rank_that_returns_while_the_others_wait_for_it(runner: Runner) -> None:
     """Rank 1 returns while rank 0 waits for it: with `exit_timeout_s` the job fails and rank 0 is named."""
-    ran, notes = misbehave(runner, "+r0=meet", "hydra.launcher.exit_timeout_s=1", GRACE, RECORDING)
+    ran, notes = misbehave(runner, "+r0=meet", "hydra.launcher.exit_timeout_s=5", GRACE, RECORDING)
     assert notes.statuses() == ["FAILED"]
     assert "rank 0 still running" in notes.returns()[0]["text"]
     assert "exit_timeout_s" in ran.output
@@ -362,7 +363,7 @@ def test_one_of_three_ranks_without_an_outcome(runner: Runner) -> None:
 def test_exit_timeout_after_every_outcome_completes(runner: Runner) -> None:
     """Rank 1 stored a good outcome and does not exit: `exit_timeout_s` ends it, and the job's value counts."""
     ran, notes = misbehave(
-        runner, "+r0=return:7", "+r1=linger:3600", "hydra.launcher.exit_timeout_s=1", GRACE, RECORDING
+        runner, "+r0=return:7", "+r1=linger:3600", "hydra.launcher.exit_timeout_s=5", GRACE, RECORDING
     )
     assert notes.statuses() == ["COMPLETED"]
     assert notes.returns()[0]["value"] == "7"
@@ -395,6 +396,7 @@ def attempts(notes: Notes, job: int, rank: int = 0) -> list[dict[str, str]]:
     return [note for note in notes.all(f"attempt_{job}") if note["rank"] == rank]
 
 
+@pytest.mark.sample
 def test_a_failed_group_is_started_again(runner: Runner) -> None:
     """`max_restarts` starts every rank again, on another port, counted in both variables, with earlier logs kept."""
     ran, notes = misbehave(
@@ -449,7 +451,7 @@ def test_what_is_restarted(runner: Runner, step: str) -> None:
         "+r0=[fail_until:0,return:7]",
         f"+r1=[fail_until:0,first:{step}]",
         "hydra.launcher.max_restarts=1",
-        *(["hydra.launcher.exit_timeout_s=1"] if step == "hang" else []),
+        *(["hydra.launcher.exit_timeout_s=5"] if step == "hang" else []),
         GRACE,
         RECORDING,
         env={"BEHAVE_AGAIN": "1"},

@@ -36,6 +36,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sample("once")
 @pytest.mark.parametrize(
     ("always", "ours", "starts", "returncode"),
     [

@@ -109,6 +109,7 @@ def name_of(pid: int) -> str:
 # --- what goes well
 
 
+@pytest.mark.sample
 def test_values_and_places(nodes: Nodes) -> None:
     """Jobs run one after the other on all ranks of both nodes; values are in order, and rank 0's."""
     (code, output), (other_code, other) = nodes.run("+all=[meet,square]", "x=5,1,4", "hydra.launcher.tee_ranks=[]")
@@ -222,6 +223,7 @@ def test_resumed(nodes: Nodes) -> None:
 # --- failures
 
 
+@pytest.mark.sample
 def test_a_failure_on_the_second_node(nodes: Nodes) -> None:
     """It ends the ranks of the first one, is named with its node, and the next job runs."""
     steps = ["+j0.r3=[wait:body_0_0,raise]", "+j0.all=hang", "+all=square"]

@@ -70,6 +70,7 @@ def start(runner: Runner, two_hosts: TwoHosts) -> Iterator[Start]:
         yield start_it
 
 
+@pytest.mark.sample("name")
 @pytest.mark.torch
 @pytest.mark.parametrize("by", ["name", "address"])
 def test_two_ranks_on_each_of_two_hosts(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.runner import APPS
+from support.runner import APPS, PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,6 +55,7 @@ def ask(runner: Runner, host: Host, address: str, patience_s: float = 10) -> str
     return ran.stdout.strip()
 
 
+@pytest.mark.sample
 def test_they_meet_by_address_and_by_name_alone(
     runner: Runner, two_hosts: TwoHosts, server: subprocess.Popen[str], tmp_path: Path
 ) -> None:
@@ -64,7 +65,7 @@ def test_they_meet_by_address_and_by_name_alone(
     assert ask(runner, two_hosts.b, "127.0.0.1") == ask(runner, two_hosts.b, "localhost") == "ConnectionRefusedError"
     assert ask(runner, two_hosts.a, "127.0.0.1") == f"host-a {tmp_path} hello"
     two_hosts.a.kill_all()
-    assert server.wait(5) == -9
+    assert server.wait(PATIENCE_S) == -9
 
 
 def test_a_cable_that_is_pulled_and_put_back(
@@ -77,7 +78,7 @@ def test_a_cable_that_is_pulled_and_put_back(
     two_hosts.plug_in(two_hosts.a)
     assert ask(runner, two_hosts.b, "host-a").endswith("hello")
     two_hosts.power_off(two_hosts.a)
-    assert server.wait(5) == -9
+    assert server.wait(PATIENCE_S) == -9
     assert two_hosts.a.processes() == set()
     assert ask(runner, two_hosts.b, "host-a", 1) == "TimeoutError"
 

@@ -17,7 +17,7 @@ import pytest
 from hydra import version
 
 from support.notes import NOISE_S
-from support.runner import APPS, MARKER
+from support.runner import APPS, MARKER, PATIENCE_S
 
 if TYPE_CHECKING:
     from support.runner import Runner
@@ -105,6 +105,7 @@ HOW = {
 }
 
 
+@pytest.mark.sample("script")
 @pytest.mark.parametrize("how", HOW.values(), ids=HOW)
 def test_a_forked_rank_is_like_a_new_interpreter(runner: Runner, how: list[str]) -> None:
     """Names of `__main__`, command, path, streams, environment, signals, descriptors, threads: all are the same."""
@@ -499,6 +500,7 @@ def test_options_that_need_an_interpreter_for_each_rank(runner: Runner, option: 
     assert f"hydra.launcher.preload has no effect: {words}" in ran.stdout
 
 
+@pytest.mark.sample
 def test_the_function_entry(runner: Runner) -> None:
     """A pickled job function runs in a forked rank, too."""
     app = write_app(runner, names=("good",), good=NOTES_PID)
@@ -605,7 +607,7 @@ class Sweeping:
         return pids_of(self.runner, 0) | {"other rank": pids_of(self.runner, 0, 1)["rank"]}
 
     def end(self) -> str:
-        stdout, stderr = self.process.communicate(timeout=60)
+        stdout, stderr = self.process.communicate(timeout=PATIENCE_S)
         return stdout + stderr
 
 
@@ -685,7 +687,7 @@ def test_a_preloader_that_is_killed_while_it_imports(runner: Runner) -> None:
     runner.wait_until((runner.cwd / "importing").exists)
     (preloader,) = [pid for pid in runner.alive() if Path(f"/proc/{pid}/comm").read_text() == "ddp-preloader\n"]
     os.kill(preloader, signal.SIGKILL)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, stdout + stderr
     assert "preload: importing good ended the preloader: signal 9 (SIGKILL)" in " ".join(stdout.split())
 
@@ -731,9 +733,7 @@ def test_random_numbers_and_threads_of_torch(runner: Runner) -> None:
     app = write_app(runner, TORCH, uses=USES_TORCH)
     sides = []
     for preload in ("null", "[numpy,torch,torch.distributed,uses,hydra]"):
-        ran = runner.python(
-            app, *launch(runner, preload, nproc=2), "x=0,1,2", env={"OMP_NUM_THREADS": "4"}, timeout_s=280
-        )
+        ran = runner.python(app, *launch(runner, preload, nproc=2), "x=0,1,2", env={"OMP_NUM_THREADS": "4"})
         assert ran.returncode == 0, ran.output
         sides.append([found(log_of(runner, job, rank)) for job in (0, 1, 2) for rank in (0, 1)])
         shutil.rmtree(runner.cwd / "sweep")
@@ -752,7 +752,7 @@ def test_auto_preloads_torch(runner: Runner) -> None:
     program = app_text("print('FOUND', [SHARED, torch.rand(3).sum().item() > 0])")
     # At the first line of the program, which itself imports torch.
     head = "import sys\nSHARED = 'torch' in sys.modules\nimport numpy, torch\n"
-    ran = runner.python(write(runner, app=head + program), *launch(runner, "auto", nproc=2), "x=0,1", timeout_s=280)
+    ran = runner.python(write(runner, app=head + program), *launch(runner, "auto", nproc=2), "x=0,1")
     assert ran.returncode == 0, ran.output
     assert "left out" not in ran.output
     assert "Preloaded: numpy, torch, torch.distributed, omegaconf, hydra" in ran.stdout
@@ -769,7 +769,7 @@ def test_a_module_that_starts_threads_by_torch(runner: Runner) -> None:
         many=many,
         body="import many, torch; print('FOUND', [many.PID == os.getpid(), torch.rand(9).sum() > 0])",
     )
-    ran = runner.python(app, *launch(runner, "[torch,many]"), timeout_s=280)
+    ran = runner.python(app, *launch(runner, "[torch,many]"))
     assert ran.returncode == 0, ran.output
     words = r"preload: many is left out: importing it starts \d threads, which a fork would not have"
     assert re.search(words, " ".join(ran.stdout.split())), ran.stdout

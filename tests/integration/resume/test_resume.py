@@ -21,7 +21,7 @@ import pytest
 
 from support.documented import ROOT
 from support.notes import write_talk
-from support.runner import APPS
+from support.runner import APPS, PATIENCE_S
 
 if TYPE_CHECKING:
     from support.runner import Ran, Runner
@@ -70,6 +70,7 @@ def decisions(result: Ran) -> dict[int, str]:
     return {int(number): said for number, said in found}
 
 
+@pytest.mark.sample
 def test_what_is_done_is_not_run_again(runner: Runner) -> None:
     """Completed jobs give their values again, in order, and only the others run; it is said why of each."""
     first = sweep(runner, "x=1,2,3,4", "fail_once=true,false", "value=list")
@@ -222,6 +223,7 @@ def test_a_config_that_changed(runner: Runner) -> None:
     assert all(said.startswith("is not run: config changed in net.width: 4 → 5") for said in decisions(failed).values())
 
 
+@pytest.mark.sample
 def test_only_what_failed(runner: Runner) -> None:
     """`resume=failed` runs what has failed; what has completed gives its value, and what has never run is not run."""
     sweep(runner, "x=1,2,3", "fail_once=true,false", "hydra.launcher.max_failures=2")
@@ -317,6 +319,7 @@ def test_nothing_to_resume(runner: Runner) -> None:
     assert "There is nothing to resume" in first.stdout
 
 
+@pytest.mark.sample("torn")
 @pytest.mark.parametrize("damage", ["torn", "garbage", "later", "empty"])
 def test_a_damaged_journal(runner: Runner, damage: str) -> None:
     """What can be read is used, what cannot is said, and the next resume reads all."""
@@ -393,7 +396,7 @@ def test_too_many_failures(runner: Runner, stop_running: bool) -> None:
         if not stop_running:
             assert [row["status"] for row in table(runner)].count("FAILED") == 2
             (runner.cwd / "go").touch()
-        stdout, _ = process.communicate(timeout=60)
+        stdout, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert sorted(began(runner)) == [0, 1, 2]
     status = [row["status"] for row in table(runner)]
@@ -424,16 +427,16 @@ def test_the_example_stopped_half_way(runner: Runner) -> None:
     """The example sweep, stopped by Ctrl-C half way and resumed, has the table of one that was not stopped."""
     app = ROOT / "example_app" / "train.py"
     overrides = ["lr=0.1,0.01", "model=mlp,cnn", "epochs=3"]
-    whole = runner.python(*arguments(*overrides, "hydra.sweep.dir=whole", nproc=2, app=app), timeout_s=200)
+    whole = runner.python(*arguments(*overrides, "hydra.sweep.dir=whole", nproc=2, app=app))
     assert whole.returncode == 0, whole.output
     process = runner.start(sys.executable, *arguments(*overrides, nproc=2, app=app), start_new_session=True)
     with process:
         journal = runner.cwd / "sweep" / ".ddp" / "journal.jsonl"
-        runner.wait_until(lambda: journal.exists() and journal.read_text().count('"JobEnded"') == 2, timeout_s=100)
+        runner.wait_until(lambda: journal.exists() and journal.read_text().count('"JobEnded"') == 2)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
     assert process.returncode in (130, -signal.SIGINT)
-    second = runner.python(*arguments(*overrides, "hydra.launcher.resume=unfinished", nproc=2, app=app), timeout_s=200)
+    second = runner.python(*arguments(*overrides, "hydra.launcher.resume=unfinished", nproc=2, app=app))
     assert second.returncode == 0, second.output
     assert list(decisions(second).values())[:2] == ["is not run: done"] * 2
 
@@ -454,6 +457,7 @@ def test_a_dry_run_says_what_would_be_left(runner: Runner) -> None:
     assert {path: path.read_bytes() for path in (runner.cwd / "sweep").rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.sample
 def test_two_sweeps_in_one_directory(runner: Runner) -> None:
     """Of two sweeps that start together in one directory one runs, and the other names it and ends."""
     argv = arguments("x=1,2", "until=go")
@@ -466,7 +470,7 @@ def test_two_sweeps_in_one_directory(runner: Runner) -> None:
     assert refused.returncode == 1
     assert f"is in use by process {other.pid} on" in stdout + stderr and "Traceback" not in stderr
     (runner.cwd / "go").touch()
-    other.communicate(timeout=60)
+    other.communicate(timeout=PATIENCE_S)
     assert other.returncode == 0
     assert [row["status"] for row in table(runner)] == ["COMPLETED"] * 2
 
@@ -522,7 +526,7 @@ def test_an_interrupted_resume_forgets_nothing(runner: Runner, how: signal.Signa
         journal = runner.cwd / "sweep" / ".ddp" / "journal.jsonl"
         runner.wait_until(lambda: journal.read_text().count('"JobStarted"') == 5)
         process.send_signal(how)
-        stdout, _ = process.communicate(timeout=60)
+        stdout, _ = process.communicate(timeout=PATIENCE_S)
     assert len(began(runner)) == before
     status = runner.python("-m", "hydra_plugins.hydra_ddp_subprocess_launcher._cli", "status", "-d", "sweep")
     assert "2/4 done" in status.stdout

@@ -17,7 +17,7 @@ import pytest
 
 from hydra_plugins.hydra_ddp_subprocess_launcher._records import JobState
 from support.notes import assert_one_clear_error, state_of
-from support.runner import APPS
+from support.runner import APPS, PATIENCE_S
 from support.submitting import QUEUED, Submitting, finish
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def sacct(job_id: str, *fields: str) -> list[str]:
     """Return what accounting knows of a job."""
     argv = ["sacct", "-X", "-n", "-P", "-o", ",".join(fields), "-j", job_id]
     lines: list[str] = []
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while not lines and time.monotonic() < deadline:
         # It hears of an array's elements a moment late.
         lines = subprocess.check_output(argv, text=True).splitlines()
@@ -57,6 +57,7 @@ def sacct(job_id: str, *fields: str) -> list[str]:
 # --- running
 
 
+@pytest.mark.sample
 def test_jobs_on_two_nodes(sweeps: Submitting, slurm: SlurmCluster) -> None:
     """Ranks of both nodes meet; each has its place, the job's id and a directory by it; values come in order."""
     ran = sweeps.run(
@@ -412,7 +413,7 @@ def test_preempted_by_another_job(sweeps: Submitting, runner: Runner, slurm: Slu
         other = runner.run(
             *("sbatch", "--parsable", "--partition=high", "--nodes=2", "--gpus-per-node=2"), "--wrap", "true"
         )
-        sweeps.wait_for("ended", 2, timeout_s=90)
+        sweeps.wait_for("ended", 2)
         code, output = finish(process)
     assert code == 0, output
     slurm.wait_for_state(other.stdout.strip(), "COMPLETED")
@@ -612,7 +613,7 @@ def test_a_packed_allocation(runner: Runner, sweeps: Submitting, slurm: SlurmClu
         *("sbatch", "--parsable", "--nodes=1", "--ntasks=2", "--gpus-per-node=1", "--output=said.txt", "job.sh"),
         env=sweeps.env,
     )
-    slurm.wait_for_state(ran.stdout.strip(), "COMPLETED", "FAILED", timeout_s=60)
+    slurm.wait_for_state(ran.stdout.strip(), "COMPLETED", "FAILED")
     said = (runner.cwd / "said.txt").read_text()
     assert sweeps.values() == [[2, 0]], said
     first, second = sweeps.notes("began")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from support.slurm_cluster import SlurmCluster
 
 
+@pytest.mark.sample
 def test_srun_on_both_nodes(runner: Runner, slurm: SlurmCluster) -> None:
     """Each node has its own host name; in "shared" mode, this machine's."""
     ran = runner.run("srun", "--nodes=2", "sh", "-c", 'echo "$SLURMD_NODENAME $(hostname)"')
@@ -92,7 +93,7 @@ sbatch --nodes=2 --output=/dev/null --wrap 'srun sleep 1000'
 until pgrep -x sleep; do sleep 0.1; done
 [ "$4" != half-dead ] || kill -9 "$(cat /run/hydra-ddp-slurm/ddp-node2.pid)"
 
-HYDRA_DDP_REQUIRE_SLURM=1 "$python" -m pytest -q -p no:cacheprovider "$tests" -k srun
+HYDRA_DDP_REQUIRE_SLURM=1 "$python" -m pytest -q -n0 -p no:cacheprovider "$tests" -k srun
 
 echo === left over
 "$script" status

@@ -11,6 +11,7 @@ import pytest
 
 from hydra_plugins.hydra_ddp_subprocess_launcher._records import JobState
 from support.notes import assert_one_clear_error, state_of
+from support.runner import PATIENCE_S
 from support.submitting import QUEUED, Submitting, finish
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def part_of(sweeps: Submitting, job: int = 0) -> int:
     return pid
 
 
+@pytest.mark.sample
 def test_values(sweeps: Submitting) -> None:
     """Ranks meet; they run the program itself, beside its siblings; values come in order; directories go by the id."""
     ran = sweeps.run(
@@ -84,6 +86,7 @@ def test_a_restart(sweeps: Submitting) -> None:
     assert sweeps.values() == [[1, 1]]
 
 
+@pytest.mark.sample
 def test_ctrl_c(sweeps: Submitting) -> None:
     """Ctrl-C in the launching process ends the job that runs and starts no other; all processes go."""
     with sweeps.running("x=1,2", ranks(2), "first=[hang]") as process:
@@ -140,7 +143,7 @@ def test_resumed(sweeps: Submitting) -> None:
         first = sweeps.id_of(0)
         process.kill()
         # Not to the end of its output, which submitit's processes have, too.
-        process.wait(10)
+        process.wait(PATIENCE_S)
     refused = sweeps.run(*overrides)
     assert_one_clear_error(refused, "Job 0 of an earlier run", f"kill -INT {first}")
     resumed = "hydra.launcher.resume=unfinished"
@@ -166,7 +169,7 @@ def test_resumed_although_nobody_had_noted_the_id(sweeps: Submitting) -> None:
         sweeps.wait_for("began", 2)
         ids = [sweeps.id_of(job) for job in range(2)]
         process.kill()
-        process.wait(10)
+        process.wait(PATIENCE_S)
     sweeps.forget()
     assert "whether they are on the cluster, hydra.launcher.resume=unfinished finds out" in sweeps.status()
     refused = sweeps.run(*overrides)
@@ -188,7 +191,7 @@ def test_left_and_not_asked_for(sweeps: Submitting) -> None:
         sweeps.wait_for("began", 2)
         left = sweeps.id_of(1)
         process.kill()
-        process.wait(10)
+        process.wait(PATIENCE_S)
     resumed = "hydra.launcher.resume=unfinished"
     for how in ((), (resumed,)):
         other = sweeps.runner.sweep(QUEUED, "x=1,2", *how, nproc=1, env=sweeps.env)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import _machine, _process, _signals
+from support.runner import PATIENCE_S
 
 if TYPE_CHECKING:
     from support.runner import Runner
@@ -43,7 +44,7 @@ def is_alive(pid: int) -> bool:
 
 def say(runner: Runner, code: str) -> Any:
     """Return what code prints as JSON in a process of its own."""
-    ran = runner.python("-c", PRELUDE + textwrap.dedent(code), timeout_s=30)
+    ran = runner.python("-c", PRELUDE + textwrap.dedent(code), timeout_s=PATIENCE_S)
     assert ran.stderr == ""
     return json.loads(ran.stdout)
 
@@ -81,7 +82,7 @@ def test_start_rank(runner: Runner, tmp_path: Path, log: Path) -> None:
     environment = {**runner.environment(), "LC_CTYPE": "C.UTF-8", "ODD": "ä\udcff=\n"}
     with stdin_of_a_pipe():
         rank = _process.start_rank([sys.executable, "-c", code], str(tmp_path), environment, str(log))
-    assert rank.wait(30) == 0
+    assert rank.wait(PATIENCE_S) == 0
     out, err = log.read_text().splitlines()
     assert json.loads(out) == [True, True, str(tmp_path), "", "/dev/null", environment]
     assert err == "err"
@@ -176,7 +177,7 @@ def test_descendants(runner: Runner) -> None:
         )
         subprocess.Popen(["sh", "-c", script])
         names = ("root", "child", "session", "orphan")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while not all(Path(name).exists() and Path(name).read_text() for name in names):
             assert time.monotonic() < deadline
             time.sleep(0.01)

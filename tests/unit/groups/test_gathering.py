@@ -20,9 +20,8 @@ from hydra_plugins.hydra_ddp_subprocess_launcher._gathering import Gathering, wh
 from hydra_plugins.hydra_ddp_subprocess_launcher._nodes import JobEnd, JobFolder
 from hydra_plugins.hydra_ddp_subprocess_launcher._peers import SILENT_S
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, StopReason
+from support.runner import PATIENCE_S
 from support.starts import job_start
-
-PATIENCE_S = 20.0
 
 
 @dataclass

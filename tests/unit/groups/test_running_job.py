@@ -19,6 +19,7 @@ from hydra_plugins.hydra_ddp_subprocess_launcher._orders import Started
 from hydra_plugins.hydra_ddp_subprocess_launcher._running import RunningJob
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, Limits
 from hydra_plugins.hydra_ddp_subprocess_launcher._start import Attempt
+from support.runner import PATIENCE_S
 from support.starts import job_start
 
 NOTHING: Any = None
@@ -96,7 +97,7 @@ def test_no_time_runs_while_it_waits_for_other_nodes(ends: tuple[Channel, Channe
         ends[1].send(Started(keeper.pid, (keeper.pid,)))
         job.hear()
         job.insist(time.monotonic() + 1000)
-        assert keeper.wait(10) == -9
+        assert keeper.wait(PATIENCE_S) == -9
     assert job.keeper is not None
     job.keeper.close()
 

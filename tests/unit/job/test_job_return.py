@@ -141,7 +141,7 @@ def test_many_of_them_are_small() -> None:
     made(job_config(), Verdict(completed=True, value=None))
     tracemalloc.start()
     try:
-        assert returned(20)[0] < live(20)[0] / 10
+        assert returned(5)[0] < live(5)[0] / 10
     finally:
         tracemalloc.stop()
 

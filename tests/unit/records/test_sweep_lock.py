@@ -21,6 +21,7 @@ import pytest
 from hydra_plugins.hydra_ddp_subprocess_launcher import _claim
 from hydra_plugins.hydra_ddp_subprocess_launcher._claim import Claim, Holder, live_holder, read_holder
 from hydra_plugins.hydra_ddp_subprocess_launcher._errors import StartError
+from support.runner import PATIENCE_S
 
 HOLD = f"""
 import sys, time
@@ -126,7 +127,7 @@ def test_a_child_that_was_forked_does_not_keep_it(path: str) -> None:
             process.kill()
             process.wait()
             # The child lets go as the first thing that it does, when it is given a processor.
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + PATIENCE_S
             while live_holder(path) is not None and time.monotonic() < deadline:
                 time.sleep(0.01)
             assert live_holder(path) is None

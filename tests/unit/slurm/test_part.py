@@ -22,6 +22,7 @@ from hydra_plugins.hydra_ddp_subprocess_launcher._node import Node
 from hydra_plugins.hydra_ddp_subprocess_launcher._nodes import JobEnd, JobFolder
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, RankExit, StopReason
 from hydra_plugins.hydra_ddp_subprocess_launcher._submission import SubmittedJob
+from support.runner import PATIENCE_S
 from support.starts import job_start, submitted
 
 if importlib.util.find_spec("submitit") is None:
@@ -257,7 +258,7 @@ with node.listening():
 def test_an_orphan_is_stopped() -> None:
     """A part whose parent has ended notices that by itself."""
     argv = [sys.executable, "-c", ORPHAN, "1000000000"]
-    assert subprocess.check_output(argv, text=True, timeout=60).split() == ["True", "True"]
+    assert subprocess.check_output(argv, text=True, timeout=PATIENCE_S).split() == ["True", "True"]
 
 
 def test_a_part_with_a_parent_is_not(tmp_path: Path) -> None:

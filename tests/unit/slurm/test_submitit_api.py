@@ -22,6 +22,7 @@ from hydra_plugins.hydra_ddp_subprocess_launcher._cluster import Cluster, read_c
 from hydra_plugins.hydra_ddp_subprocess_launcher._errors import OptionError, StartError
 from hydra_plugins.hydra_ddp_subprocess_launcher._records import JobRecord, JobState
 from hydra_plugins.hydra_ddp_subprocess_launcher._submitit import sbatch_text
+from support.runner import PATIENCE_S
 
 if importlib.util.find_spec("hydra_plugins.hydra_submitit_launcher") is None:
     pytest.skip("needs the extra `submitit`", allow_module_level=True)
@@ -316,7 +317,7 @@ def test_a_local_job_of_another_process(tmp_path: Path) -> None:
         local, left = cluster("local"), record(job_id=str(job.pid), executor="local")
         assert _submitit.still_there(left) == "RUNNING"
         _submitit.cancel([_submitit.find_job(local, left.job_id)])
-        assert job.wait(10) == -signal.SIGINT
+        assert job.wait(PATIENCE_S) == -signal.SIGINT
         assert _submitit.still_there(left) == ""
     finally:
         job.kill()

@@ -19,6 +19,7 @@ from hydra_plugins.hydra_ddp_subprocess_launcher._orders import Forward, Note, P
 from hydra_plugins.hydra_ddp_subprocess_launcher._process import descendants
 from hydra_plugins.hydra_ddp_subprocess_launcher._spawner_link import KeeperEnded, SpawnerLink
 from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, GroupSpec, Limits, Meeting, StopReason
+from support.runner import PATIENCE_S
 from support.spawning import Job, is_alive, spec, wait_for_file
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def test_a_stopped_rank_is_ended(start: Callable[..., Job]) -> None:
     job.wait("started")
     assert job.started is not None
     pid = job.started.ranks[0]
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -292,7 +293,7 @@ def test_a_launcher_that_does_not_listen(start: Callable[..., Job], tmp_path: Pa
     """A keeper does not wait for a launcher that is busy or stopped: a failed group ends meanwhile."""
     job = start(f"if [ $RANK = 1 ]; then exit 3; fi; {SLEEP}")
     logs = [tmp_path / f"rank_{rank}.log" for rank in (0, 1)]
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while not all(log.exists() for log in logs) or any(is_alive(pid) for pid in pids_of(logs)):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -344,7 +345,7 @@ def test_a_keeper_that_is_stuck_when_the_launcher_goes(
 def test_a_launcher_that_never_sends_a_spec(link: SpawnerLink) -> None:
     """A keeper without a job ends when nobody can send one any more."""
     Channel(link.start_keeper(5)).close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     ended: list[KeeperEnded] = []
     while not ended:
         assert time.monotonic() < deadline
@@ -531,7 +532,7 @@ def on_node(start: Callable[..., Job], tmp_path: Path) -> Callable[..., Job]:
 
 def heard(job: Job, other: Job, what: str) -> None:
     """Wait for something that a job says, while the other one is heard, too."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while getattr(job, what) is None:
         assert time.monotonic() < deadline, f"{what} did not come"
         job.hear()
@@ -584,7 +585,7 @@ def test_stopped_after_its_own_ranks_have_ended(on_node: Callable[..., Job], tmp
     first, second = on_node(0, "exit 0"), on_node(1, f"echo > began_$RANK; {SLEEP}")
     heard(second, first, "started")
     said = tmp_path / "meeting" / "node_0.jsonl"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while '"ended"' not in said.read_text():
         assert time.monotonic() < deadline
         first.hear()

@@ -264,7 +264,7 @@ time.sleep(1000)
         assert len(ranks) == 2 + 1
         assert all(map(is_alive, ranks))
         launcher.kill()
-        deadline = time.monotonic() + 3
+        deadline = time.monotonic() + PATIENCE_S
         while any(map(is_alive, ranks)) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert not any(map(is_alive, ranks))
