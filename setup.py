@@ -49,14 +49,14 @@ setup(
         ],
     },
     entry_points={
-        "console_scripts": [f"hydra-ddp = {PACKAGE}._cli:main"],
+        "console_scripts": [f"hydra-ddp = {PACKAGE}.cli.main:main"],
         # Hydra 1.4 finds plugins by these, 1.3 by scanning the namespace.
         "hydra.plugins": [
-            f"ddp_subprocess = {PACKAGE}.ddp_subprocess_launcher:DDPSubprocessLauncher",
-            f"ddp_submitit_slurm = {PACKAGE}.ddp_submitit_launcher:DDPSubmititSlurmLauncher",
-            f"ddp_submitit_local = {PACKAGE}.ddp_submitit_launcher:DDPSubmititLocalLauncher",
-            f"ddp_launcher_hint = {PACKAGE}.ddp_subprocess_launcher:DDPLauncherHint",
-            f"ddp_rank = {PACKAGE}.ddp_rank_sweeper:DDPRankSweeper",
+            f"ddp_subprocess = {PACKAGE}.plugins:DDPSubprocessLauncher",
+            f"ddp_submitit_slurm = {PACKAGE}.plugins:DDPSubmititSlurmLauncher",
+            f"ddp_submitit_local = {PACKAGE}.plugins:DDPSubmititLocalLauncher",
+            f"ddp_launcher_hint = {PACKAGE}.plugins:DDPLauncherHint",
+            f"ddp_rank = {PACKAGE}.plugins:DDPRankSweeper",
         ],
     },
     classifiers=[

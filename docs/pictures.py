@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-CLI = (sys.executable, "-m", "hydra_plugins.hydra_ddp_subprocess_launcher._cli")
+CLI = (sys.executable, "-m", "hydra_plugins.hydra_ddp_subprocess_launcher.cli.main")
 # Ends of jobs when the picture of the board is made: two jobs run, and some wait.
 ENDS_BEFORE_BOARD = 3
 APP = """

@@ -10,9 +10,10 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
+from .common.choices import Entry, OnCodeChange, OnConfigDifference, OnInterrupt, Resume, ShowProgress
+
 # For what it finds registered now, before there are callbacks.
-from . import _resolvers  # noqa: F401
-from ._choices import Entry, OnCodeChange, OnConfigDifference, OnInterrupt, Resume, ShowProgress
+from .job import hydra_state  # noqa: F401
 
 
 @dataclass

@@ -28,9 +28,9 @@ import death_to_end
 import many_jobs
 from timing import Command, Spread, intervals, resident_kib, rotated, run, significant, started, table
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._events import JobEnded, JobStarted
-from hydra_plugins.hydra_ddp_subprocess_launcher._files import SweepPaths
-from hydra_plugins.hydra_ddp_subprocess_launcher._journal import read_events
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.files import SweepPaths
+from hydra_plugins.hydra_ddp_subprocess_launcher.records.events import JobEnded, JobStarted
+from hydra_plugins.hydra_ddp_subprocess_launcher.records.journal import read_events
 
 HERE = Path(__file__).parent
 TRAINING, TINY = str(HERE / "training_app.py"), str(HERE / "tiny_app.py")

@@ -35,11 +35,11 @@ def program(facts_file: str) -> None:
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from omegaconf import DictConfig
 
-    from hydra_plugins.hydra_ddp_subprocess_launcher import _sweep
+    from hydra_plugins.hydra_ddp_subprocess_launcher.launcher import sweep as sweep_module
 
     composing: list[float] = []
     ConfigLoaderImpl.load_sweep_config = timed(ConfigLoaderImpl.load_sweep_config, composing)  # type: ignore[method-assign]
-    original = _sweep.run_sweep
+    original = sweep_module.run_sweep
 
     def run_sweep(sweep: Any, job_overrides: Any, initial_job_idx: int) -> Any:
         composed = sum(composing)
@@ -57,7 +57,7 @@ def program(facts_file: str) -> None:
         Path(facts_file).write_text(json.dumps(facts))
         return results
 
-    _sweep.run_sweep = run_sweep
+    sweep_module.run_sweep = run_sweep
 
     @hydra.main(version_base=None, config_path=str(HERE.parents[1] / "example_app" / "conf"), config_name="config")
     def main(cfg: DictConfig) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import Outcome
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import Outcome
 
 run_id = os.environ["TORCHELASTIC_RUN_ID"]
 folder = os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"])

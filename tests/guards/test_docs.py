@@ -15,10 +15,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from hydra_plugins.hydra_ddp_subprocess_launcher import __version__ as version
-from hydra_plugins.hydra_ddp_subprocess_launcher import _cli
 from hydra_plugins.hydra_ddp_subprocess_launcher import config as options
-from hydra_plugins.hydra_ddp_subprocess_launcher._cluster import read_cluster
-from hydra_plugins.hydra_ddp_subprocess_launcher._settings import read_settings
+from hydra_plugins.hydra_ddp_subprocess_launcher.cli import main
+from hydra_plugins.hydra_ddp_subprocess_launcher.job.settings import read_settings
+from hydra_plugins.hydra_ddp_subprocess_launcher.slurm.submitit_api import read_cluster
 from support.documented import CONTRIBUTING, DOCS, PAGES, README, ROOT, blocks, text_of
 
 if TYPE_CHECKING:
@@ -123,12 +123,12 @@ def test_the_forms_of_hydra_ddp_that_a_page_names_are_understood(page: Path) -> 
     for span in spans(page):
         if re.match(r"hydra-ddp \w+ ", span):  # Otherwise it is the name of a sub-command.
             for form in (re.sub(r"\[[^]]*\]", "", span), re.sub(r"[][]", "", span)):
-                _cli._parser().parse_args([filled.get(word, word) for word in form.split()[1:]])
+                main._parser().parse_args([filled.get(word, word) for word in form.split()[1:]])
 
 
 def test_each_sub_command_of_hydra_ddp_is_documented() -> None:
     """It stands with its name in README and on the page about logs."""
-    parser = _cli._parser()
+    parser = main._parser()
     (action,) = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
     for page in (README, ROOT / "docs/logs-and-debugging.md"):
         assert set(re.findall(r"hydra-ddp (\w+)", text_of(page))) >= set(action.choices), page

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import hydra_plugins.hydra_ddp_subprocess_launcher as package
-from hydra_plugins.hydra_ddp_subprocess_launcher import _errors
+from hydra_plugins.hydra_ddp_subprocess_launcher.common import errors
 
 FOLDER = Path(package.__file__).parent
 MODULES = {file.stem: file for file in FOLDER.glob("*.py")}
@@ -231,10 +231,10 @@ def test_processes_are_made_in_few_places() -> None:
         assert "shell=True" not in file.read_text(encoding="utf-8")
 
 
-ERRORS = [error for error in vars(_errors).values() if isinstance(error, type) and issubclass(error, Exception)]
+ERRORS = [error for error in vars(errors).values() if isinstance(error, type) and issubclass(error, Exception)]
 
 
-@pytest.mark.parametrize("error", [error for error in ERRORS if error.__module__ == _errors.__name__])
+@pytest.mark.parametrize("error", [error for error in ERRORS if error.__module__ == errors.__name__])
 def test_errors_survive_a_pickle(error: type[Exception]) -> None:
     """An error that crosses processes comes back as itself, with its message."""
     back = pickle.loads(pickle.dumps(error("what happened")))

@@ -12,7 +12,7 @@ from typing import get_args, get_type_hints
 import pytest
 from omegaconf import OmegaConf
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import config
+from hydra_plugins.hydra_ddp_subprocess_launcher import config as config_module
 from support.documented import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -20,10 +20,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def defaults(conf: type, names: Iterable[str]) -> list[tuple[str, str]]:
     """Return names and defaults of options as a table has them."""
-    config = OmegaConf.structured(conf)
+    config_module = OmegaConf.structured(conf)
     expected = []
     for name in names:
-        value = config[name]
+        value = config_module[name]
         text = "null" if value is None else getattr(value, "value", value)
         text = f"{text:g}" if isinstance(text, float) else str(text)
         expected.append((name, text.lower() if isinstance(value, bool) else text))
@@ -39,11 +39,14 @@ def options(conf: type, *without: type) -> list[str]:
 def test_the_options_tables_have_every_option_with_its_default() -> None:
     """Names, order and defaults of each table are those of the dataclasses."""
     submitit = pytest.importorskip("hydra_plugins.hydra_submitit_launcher.config")
-    slurm, local = config.DDPSubmititSlurmConf, config.DDPSubmititLocalConf
-    queue = (config.DDPOptions, submitit.SlurmQueueConf)
+    slurm, local = config_module.DDPSubmititSlurmConf, config_module.DDPSubmititLocalConf
+    queue = (config_module.DDPOptions, submitit.SlurmQueueConf)
     expected = [
-        defaults(config.DDPOptions, options(config.DDPOptions)),
-        defaults(config.DDPSubprocessLauncherConf, options(config.DDPSubprocessLauncherConf, config.DDPOptions)),
+        defaults(config_module.DDPOptions, options(config_module.DDPOptions)),
+        defaults(
+            config_module.DDPSubprocessLauncherConf,
+            options(config_module.DDPSubprocessLauncherConf, config_module.DDPOptions),
+        ),
         [*defaults(slurm, options(slurm, *queue)), *defaults(local, options(local, *queue, slurm))],
     ]
     _, *tables = re.split(r"(?:All launchers have these|^Only `\w+` has these|, and):$", README, flags=re.MULTILINE)
@@ -53,8 +56,12 @@ def test_the_options_tables_have_every_option_with_its_default() -> None:
 def test_launchers_have_the_defaults_of_those_that_they_extend() -> None:
     """What is said of all launchers is so, and what is submitit's is as submitit has it."""
     submitit = pytest.importorskip("hydra_plugins.hydra_submitit_launcher.config")
-    slurm, local, ours = config.DDPSubmititSlurmConf, config.DDPSubmititLocalConf, config.DDPOptions
-    pairs = [(slurm, ours), (local, ours), (config.DDPSubprocessLauncherConf, ours)]
+    slurm, local, ours = (
+        config_module.DDPSubmititSlurmConf,
+        config_module.DDPSubmititLocalConf,
+        config_module.DDPOptions,
+    )
+    pairs = [(slurm, ours), (local, ours), (config_module.DDPSubprocessLauncherConf, ours)]
     for conf, extended in [*pairs, (slurm, submitit.SlurmQueueConf), (local, submitit.LocalQueueConf)]:
         theirs, its = (OmegaConf.to_container(OmegaConf.structured(one), resolve=False) for one in (extended, conf))
         assert {name: its[name] for name in options(extended)} == {name: theirs[name] for name in options(extended)}
@@ -65,7 +72,7 @@ def test_the_words_that_an_option_may_take_are_in_its_row_and_in_its_comment() -
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher.config")
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", README, re.MULTILINE))
     page = (ROOT / "docs/options.md").read_text(encoding="utf-8")
-    confs = (config.DDPSubprocessLauncherConf, config.DDPSubmititSlurmConf)
+    confs = (config_module.DDPSubprocessLauncherConf, config_module.DDPSubmititSlurmConf)
     types = {name: hint for conf in confs for name, hint in get_type_hints(conf).items()}
     words = {
         name: [word.value for word in one]
@@ -89,7 +96,7 @@ def test_no_option_is_dead() -> None:
     for what, files in where.items():
         text = "".join(file.read_text(encoding="utf-8") for file in files)
         suffix = "=" if what == "tested" else r"\b"
-        names = [*options(config.DDPSubprocessLauncherConf), "on_interrupt"]
+        names = [*options(config_module.DDPSubprocessLauncherConf), "on_interrupt"]
         assert [name for name in names if re.search(rf"\b{name}{suffix}", text) is None] == [], what
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BEHAVE = APPS / "behave.py"
 # Long silence of a node is told in seconds, in launching processes and in keepers.
 HASTY = """
-from hydra_plugins.hydra_ddp_subprocess_launcher import _gathering, _peers, _spawner
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups import rendezvous as _gathering; from hydra_plugins.hydra_ddp_subprocess_launcher.supervisor import heartbeat as _peers; from hydra_plugins.hydra_ddp_subprocess_launcher.supervisor import spawner as _spawner
 _peers.SILENT_S, _peers.BEAT_S = 8.0, 2.0
 _gathering.BEAT_S = 2.0
 _spawner._BOOTSTRAP = (

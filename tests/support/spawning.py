@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
-from hydra_plugins.hydra_ddp_subprocess_launcher._orders import Started
-from hydra_plugins.hydra_ddp_subprocess_launcher._spawner_link import KeeperEnded, SpawnerLink
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, GroupSpec, Limits
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import Channel, GroupReport, GroupSpec, Limits, Started
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups.spawners import KeeperEnded, SpawnerLink
 from support.runner import PATIENCE_S
 
 

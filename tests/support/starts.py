@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._environment import GroupEnvironment
-from hydra_plugins.hydra_ddp_subprocess_launcher._files import JobPaths
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import Limits, Payload
-from hydra_plugins.hydra_ddp_subprocess_launcher._start import JobStart
-from hydra_plugins.hydra_ddp_subprocess_launcher._submission import SubmittedJob
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.files import JobPaths
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import Limits, Payload
+from hydra_plugins.hydra_ddp_subprocess_launcher.job.environment import GroupEnvironment
+from hydra_plugins.hydra_ddp_subprocess_launcher.job.plan import JobStart
+from hydra_plugins.hydra_ddp_subprocess_launcher.slurm.node_task import SubmittedJob
 
 
 def job_start(run_dir: str, nproc: int, run_id: str = "run", **changes: Any) -> JobStart:

@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._journal import read_journal
-from hydra_plugins.hydra_ddp_subprocess_launcher._records import JobRecord, JobState
+from hydra_plugins.hydra_ddp_subprocess_launcher.records.events import JobRecord, JobState
+from hydra_plugins.hydra_ddp_subprocess_launcher.records.journal import read_journal
 from support.runner import APPS, PATIENCE_S
 
 if TYPE_CHECKING:
     from support.runner import Ran, Runner
 
 QUEUED = APPS / "queued.py"
-CLI = ("-m", "hydra_plugins.hydra_ddp_subprocess_launcher._cli")
+CLI = ("-m", "hydra_plugins.hydra_ddp_subprocess_launcher.cli.main")
 
 
 class Submitting:

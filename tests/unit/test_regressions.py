@@ -12,16 +12,22 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _files
-from hydra_plugins.hydra_ddp_subprocess_launcher._files import JobPaths, make_job_folder
-from hydra_plugins.hydra_ddp_subprocess_launcher._logs import LogTee
-from hydra_plugins.hydra_ddp_subprocess_launcher._orders import Stop
-from hydra_plugins.hydra_ddp_subprocess_launcher._report import duration
-from hydra_plugins.hydra_ddp_subprocess_launcher._results import judge
-from hydra_plugins.hydra_ddp_subprocess_launcher._rules import GroupRules
-from hydra_plugins.hydra_ddp_subprocess_launcher._sources import stamp_sources
-from hydra_plugins.hydra_ddp_subprocess_launcher._spawner_link import SpawnerLink
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, Limits, Outcome, RankExit, StopReason
+from hydra_plugins.hydra_ddp_subprocess_launcher.common import files
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.files import JobPaths, make_job_folder
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import (
+    GroupReport,
+    Limits,
+    Outcome,
+    RankExit,
+    Stop,
+    StopReason,
+)
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.text import duration
+from hydra_plugins.hydra_ddp_subprocess_launcher.display.logs import LogTee
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups.spawners import SpawnerLink
+from hydra_plugins.hydra_ddp_subprocess_launcher.job.program import stamp_sources
+from hydra_plugins.hydra_ddp_subprocess_launcher.job.results import resolve_result
+from hydra_plugins.hydra_ddp_subprocess_launcher.supervisor.stop_policy import StopPolicy
 from support.runner import NOISE_S
 from support.spawning import Job, spec
 from support.starts import job_start
@@ -43,7 +49,7 @@ def test_lines_that_end_in_crlf(tmp_path: Path) -> None:
 
 def test_a_limit_is_not_met_by_ranks_that_ended() -> None:
     """Limits are about ranks that run: after the last good exit there is none to be ended."""
-    rules = GroupRules(range(1), Limits(15, exit_timeout_s=0), 0.0)
+    rules = StopPolicy(range(1), Limits(15, exit_timeout_s=0), 0.0)
     rules.outcome_stored(0, 5.0)
     rules.rank_exited(0, 0, 5.0)
     rules.decide(5.0)
@@ -79,7 +85,7 @@ def test_an_outcome_that_is_no_file(tmp_path: Path, make: Any) -> None:
     paths = JobPaths(str(tmp_path))
     make_job_folder(paths)
     make(paths.outcome(0))
-    assert _files.read_outcome(paths, 0, "") is None
+    assert files.read_outcome(paths, 0, "") is None
 
 
 @pytest.mark.timeout(120)
@@ -119,10 +125,10 @@ def test_who_lost_a_peer_is_not_the_cause(tmp_path: Path) -> None:
     lost = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1234"
     for rank, (summary, at) in enumerate([(lost, 10.0), ("ValueError: boom", 11.0)]):
         outcome = Outcome(completed=False, summary=summary, traceback=summary, failed_at=at, run_id="run")
-        _files.write_outcome(paths, rank, outcome)
+        files.write_outcome(paths, rank, outcome)
     exits = (RankExit(0, 1, 1.0, False), RankExit(1, -15, 2.0, True))
-    verdict = judge(GroupReport(exits, StopReason.RANK_FAILED, 0, "", 9.0), job_start(paths.run_dir, 2, "run"))
+    verdict = resolve_result(GroupReport(exits, StopReason.RANK_FAILED, 0, "", 9.0), job_start(paths.run_dir, 2, "run"))
     assert verdict.cause == "rank 1: ValueError: boom"
     os.unlink(paths.failure(1))
-    alone = judge(GroupReport(exits, StopReason.RANK_FAILED, 0, "", 9.0), job_start(paths.run_dir, 2, "run"))
+    alone = resolve_result(GroupReport(exits, StopReason.RANK_FAILED, 0, "", 9.0), job_start(paths.run_dir, 2, "run"))
     assert "look at the logs of the other ranks" in alone.block

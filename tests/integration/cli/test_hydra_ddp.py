@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from support.runner import Ran, Runner
 
 TALK = APPS / "talk.py"
-CLI = ("-m", "hydra_plugins.hydra_ddp_subprocess_launcher._cli")
+CLI = ("-m", "hydra_plugins.hydra_ddp_subprocess_launcher.cli.main")
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 

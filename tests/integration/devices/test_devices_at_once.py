@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._locks import FOLDER, DeviceLocks
+from hydra_plugins.hydra_ddp_subprocess_launcher.resources.devices import FOLDER, DeviceLocks
 from support.notes import (
     BEHAVE,
     NOISE_S,

@@ -147,7 +147,7 @@ def test_a_callback_that_says_much_holds_up_nothing(runner: Runner, name: str) -
 
 def test_a_sweep_that_nobody_reads_ends_by_itself(runner: Runner) -> None:
     """When all jobs are done what nobody reads is given up after a while, and the exit code tells as ever."""
-    before = "import hydra_plugins.hydra_ddp_subprocess_launcher._terminal as terminal\n"
+    before = "import hydra_plugins.hydra_ddp_subprocess_launcher.display.terminal as terminal\n"
     before += "terminal._PATIENCE_S = 1.0\n"
     app = write_app(runner, before=before)
     # The table has more than there is room for in a pipe that is nearly full.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _cli
+from hydra_plugins.hydra_ddp_subprocess_launcher.cli import main
 from support.documented import PAGES, README, ROOT, Block, blocks, config
 from support.runner import PATIENCE_S
 
@@ -48,7 +48,7 @@ def project(runner: Runner) -> Runner:
         "conf/config.yaml": CONFIG,
         "conf/experiment/big.yaml": config(FAQ, "experiment"),
         "bin/python": f'#!/bin/sh\nexec "{sys.executable}" "$@"\n',
-        "bin/hydra-ddp": f'#!/bin/sh\nexec "{sys.executable}" -m {_cli.__name__} "$@"\n',
+        "bin/hydra-ddp": f'#!/bin/sh\nexec "{sys.executable}" -m {main.__name__} "$@"\n',
     }
     for name, text in files.items():
         path = runner.cwd / name

@@ -187,7 +187,7 @@ class Names:
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
 
-    def numbered(self, text: str) -> str:
+    def list_numbers(self, text: str) -> str:
         def number(found: re.Match[str]) -> str:
             name = f"<{self.numbers.setdefault(found[0].lower(), len(self.numbers))}>"
             return f"UPPER{name}" if found[0].startswith("RND") else name
@@ -198,12 +198,12 @@ class Names:
     def of(cls, side: Side) -> tuple[dict[tuple[int, str], Facts], dict[str, bytes | None]]:
         names = cls()
         dumps = {
-            (job, rank): {key: names.numbered(text) for key, text in side.dumps[job, rank].items()}
+            (job, rank): {key: names.list_numbers(text) for key, text in side.dumps[job, rank].items()}
             for job, rank in sorted(side.dumps)
             if rank in ("basic", "0")
         }
         files = {
-            names.numbered(name): content and names.numbered(content.decode("latin-1")).encode("latin-1")
+            names.list_numbers(name): content and names.list_numbers(content.decode("latin-1")).encode("latin-1")
             for name, content in side.files.items()
         }
         return dumps, files

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _locks
-from hydra_plugins.hydra_ddp_subprocess_launcher._commands import rank_line
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.quoting import rank_line
+from hydra_plugins.hydra_ddp_subprocess_launcher.resources import devices
 from support.notes import Notes, behave, behave_environment, job_folder, notes_of, write_app
 from support.runner import APPS, PATIENCE_S
 
@@ -117,7 +117,7 @@ def test_no_device_is_locked(runner: Runner) -> None:
     device = f"dry-{uuid.uuid4().hex}"
     app = write_app(
         runner,
-        "from hydra_plugins.hydra_ddp_subprocess_launcher import _prepare\n"
+        "from hydra_plugins.hydra_ddp_subprocess_launcher.launcher import sweep as _prepare\n"
         "def refuse(*arguments): raise RuntimeError('locks')\n_prepare.DeviceLocks = refuse",
     )
     arguments = (f"hydra.launcher.devices=[{device}]", "hydra.launcher.device_env_var=MY_DEVICES", "x=1,2")
@@ -125,8 +125,8 @@ def test_no_device_is_locked(runner: Runner) -> None:
     ran = runner.sweep(app, *arguments, DRY, nproc=1, env=env)
     assert ran.returncode == 0, ran.output
     assert ran.stdout.count(f"#   devices: {device}\n") == 2
-    assert not Path(_locks.FOLDER).exists() or device not in "".join(
-        path.name for path in Path(_locks.FOLDER).iterdir()
+    assert not Path(devices.FOLDER).exists() or device not in "".join(
+        path.name for path in Path(devices.FOLDER).iterdir()
     )
     # Without the option the same program does want them.
     assert "locks" in runner.sweep(app, *arguments, nproc=1, env=env).output

@@ -10,7 +10,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.test_utils.launcher_common_tests import BatchedSweeperTestSuite, IntegrationTestSuite, LauncherTestSuite
 from hydra.test_utils.test_utils import chdir_plugin_root
 
-from hydra_plugins.hydra_ddp_subprocess_launcher.ddp_subprocess_launcher import DDPSubprocessLauncher
+from hydra_plugins.hydra_ddp_subprocess_launcher.plugins import DDPSubprocessLauncher
 
 # Ranks a job, and whether they are forks: the suites are small, and preload is to change nothing.
 SIZES = (

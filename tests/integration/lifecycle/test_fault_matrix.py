@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import Outcome
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import Outcome
 from support.notes import NOISE_S, Notes, is_running, state_of
 from support.runner import APPS, Runner
 

@@ -103,7 +103,7 @@ class Thing:
 VALUES = [None, 3, 0.1, "text", (1, 2.5), {"a": [1]}, float("inf"), Thing(7)]
 """
 CHECKED = """
-from hydra_plugins.hydra_ddp_subprocess_launcher import _sweep
+from hydra_plugins.hydra_ddp_subprocess_launcher.launcher import sweep as _sweep
 seen = []
 run = _sweep.run_sweep
 def wrapped(*args):
@@ -528,7 +528,7 @@ def test_an_interrupted_resume_forgets_nothing(runner: Runner, how: signal.Signa
         process.send_signal(how)
         stdout, _ = process.communicate(timeout=PATIENCE_S)
     assert len(began(runner)) == before
-    status = runner.python("-m", "hydra_plugins.hydra_ddp_subprocess_launcher._cli", "status", "-d", "sweep")
+    status = runner.python("-m", "hydra_plugins.hydra_ddp_subprocess_launcher.cli.main", "status", "-d", "sweep")
     assert "2/4 done" in status.stdout
     assert [row["job"] for row in table(runner) if row["status"] == "COMPLETED"] == ["2", "3"]
     if how is signal.SIGTERM:
@@ -698,7 +698,7 @@ def test_logs_of_jobs_that_share_a_directory(runner: Runner) -> None:
     resume(runner, "x=8,7", *shared)
     for number, x in ((0, 8), (1, 7)):
         shown = runner.python(
-            "-m", "hydra_plugins.hydra_ddp_subprocess_launcher._cli", "logs", "-d", "sweep", str(number)
+            "-m", "hydra_plugins.hydra_ddp_subprocess_launcher.cli.main", "logs", "-d", "sweep", str(number)
         )
         assert shown.stdout.startswith(f"x{x} 0 of job"), shown.output
 

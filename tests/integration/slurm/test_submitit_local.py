@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._records import JobState
+from hydra_plugins.hydra_ddp_subprocess_launcher.records.events import JobState
 from support.notes import assert_one_clear_error, state_of
 from support.runner import PATIENCE_S
 from support.submitting import QUEUED, Submitting, finish

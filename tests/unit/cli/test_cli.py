@@ -16,21 +16,22 @@ from types import ModuleType
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _cli, _commands, _info
-from hydra_plugins.hydra_ddp_subprocess_launcher._claim import Holder
-from hydra_plugins.hydra_ddp_subprocess_launcher._events import (
+from hydra_plugins.hydra_ddp_subprocess_launcher.cli import main, show
+from hydra_plugins.hydra_ddp_subprocess_launcher.cli.main import Tail
+from hydra_plugins.hydra_ddp_subprocess_launcher.cli.sweep_view import SweepReader, in_words, newest_sweep, numbers
+from hydra_plugins.hydra_ddp_subprocess_launcher.common import quoting
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.files import SweepPaths
+from hydra_plugins.hydra_ddp_subprocess_launcher.records.events import (
     Event,
     JobEnded,
     JobsAdded,
     JobStarted,
+    JobState,
     SweepBegan,
     SweepStopped,
 )
-from hydra_plugins.hydra_ddp_subprocess_launcher._files import SweepPaths
-from hydra_plugins.hydra_ddp_subprocess_launcher._following import Tail
-from hydra_plugins.hydra_ddp_subprocess_launcher._journal import Journal
-from hydra_plugins.hydra_ddp_subprocess_launcher._records import JobState
-from hydra_plugins.hydra_ddp_subprocess_launcher._watching import Watch, in_words, newest_sweep, numbers
+from hydra_plugins.hydra_ddp_subprocess_launcher.records.journal import Journal
+from hydra_plugins.hydra_ddp_subprocess_launcher.records.sweep_lock import LockOwner
 from support.fake_nvml import FakeDevice, FakeNvml
 
 
@@ -41,7 +42,7 @@ def make_sweep(folder: Path, *more: Event) -> SweepPaths:
     Path(paths.claim).touch()
     journal = Journal(paths.journal)
     argv = ("python", "train.py", "-m", "wandb.api_key=hunter2", "x=0,1,2,3")
-    journal.append(SweepBegan(1.0, 1, "somewhere", _commands.masked(argv), "/", "0.1.0", 15.0))
+    journal.append(SweepBegan(1.0, 1, "somewhere", quoting.masked(argv), "/", "0.1.0", 15.0))
     journal.append(JobsAdded(2.0, 0, tuple((f"x={number}",) for number in range(4)), 2))
     for number in range(3):
         journal.append(JobStarted(3.0 + number, number, 0, 2, ("0", "1"), str(folder / str(number))))
@@ -57,7 +58,7 @@ def make_sweep(folder: Path, *more: Event) -> SweepPaths:
 
 
 @contextmanager
-def held(paths: SweepPaths, holder: Holder) -> Iterator[None]:
+def held(paths: SweepPaths, holder: LockOwner) -> Iterator[None]:
     """Let somebody have the claim on a sweep."""
     with open(paths.claim, "w") as claim:
         claim.write(json.dumps(asdict(holder)))
@@ -82,14 +83,14 @@ def test_the_sweep_that_is_meant(
     old = make_sweep(tmp_path / "multirun" / "2026-11-29" / "12-00-00")
     new = make_sweep(tmp_path / "multirun" / "2026-11-28" / "12-00-00")
     os.utime(old.journal, (1, 1))
-    assert _cli.main(["logs", "0"]) == 0
+    assert main.main(["logs", "0"]) == 0
     assert capsys.readouterr().err == "Sweep: multirun/2026-11-28/12-00-00\n"
     assert newest_sweep(str(tmp_path)) == new
     monkeypatch.chdir(old.sweep_dir)
-    assert _cli.main(["logs", "0"]) == 0
+    assert main.main(["logs", "0"]) == 0
     assert capsys.readouterr().err == "Sweep: .\n"
     # One that was named goes without saying.
-    assert _cli.main(["logs", "-d", new.sweep_dir, "0"]) == 0
+    assert main.main(["logs", "-d", new.sweep_dir, "0"]) == 0
     assert capsys.readouterr().err == ""
 
 
@@ -132,7 +133,7 @@ def test_errors_say_what_and_what_next(
     folder = Path(sweep.sweep_dir).parent
     (folder / "file").touch()
     monkeypatch.chdir(folder)
-    assert _cli.main(arguments) == code
+    assert main.main(arguments) == code
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith(f"hydra-ddp {arguments[0]}: ")
@@ -144,7 +145,7 @@ def test_errors_say_what_and_what_next(
 def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2 and the usage."""
     with pytest.raises(SystemExit) as error:
-        _cli.main(arguments)
+        main.main(arguments)
     assert error.value.code == 2
     assert "usage: hydra-ddp" in capsys.readouterr().err
 
@@ -153,18 +154,18 @@ def test_a_log_that_has_gone(sweep: SweepPaths, capsys: pytest.CaptureFixture[st
     """A missing log and a missing run directory are told apart."""
     folder = Path(sweep.sweep_dir) / "0" / ".ddp"
     (folder / "rank_1.log").unlink()
-    assert _cli.main(["logs", "-d", sweep.sweep_dir, "0", "1"]) == 1
+    assert main.main(["logs", "-d", sweep.sweep_dir, "0", "1"]) == 1
     assert "There is no log of rank 1 of job 0 yet" in capsys.readouterr().err
     (folder / "rank_0.log").unlink()
     folder.rmdir()
-    assert _cli.main(["logs", "-d", sweep.sweep_dir, "0", "0"]) == 1
+    assert main.main(["logs", "-d", sweep.sweep_dir, "0", "0"]) == 1
     assert "the run directory of job 0 was moved or deleted" in capsys.readouterr().err
 
 
 def test_a_journal_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One that is a folder, as a test that runs as root can read all files."""
     (tmp_path / ".ddp" / "journal.jsonl").mkdir(parents=True)
-    assert _cli.main(["status", "-d", str(tmp_path)]) == 1
+    assert main.main(["status", "-d", str(tmp_path)]) == 1
     assert "journal.jsonl cannot be read: Is a directory" in capsys.readouterr().err
 
 
@@ -173,7 +174,7 @@ def test_a_journal_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_a_sweep_that_ended(sweep: SweepPaths) -> None:
     """Nobody has its claim: what had not ended by then is lost, what waited was never started."""
-    sight = Watch(sweep).look()
+    sight = SweepReader(sweep).look()
     assert [job.state for job in sight.record.jobs.values()] == [
         JobState.COMPLETED,
         JobState.FAILED,
@@ -187,25 +188,25 @@ def test_a_sweep_that_ended(sweep: SweepPaths) -> None:
 def test_a_sweep_that_was_stopped(tmp_path: Path) -> None:
     """The signal is named."""
     ends = (SweepStopped(12, "SIGINT"), JobEnded(13, 2, False, None, "", "stopped", 1.0))
-    sight = Watch(make_sweep(tmp_path / "sweep", *ends)).look()
+    sight = SweepReader(make_sweep(tmp_path / "sweep", *ends)).look()
     assert in_words(sight).startswith("Stopped by SIGINT at ")
     assert in_words(sight).endswith(":13.")
 
 
 def test_a_sweep_whose_launching_process_was_killed(sweep: SweepPaths) -> None:
     """Its name is in the claim, which nobody has locked."""
-    Path(sweep.claim).write_text(json.dumps(asdict(Holder.this_process())))
-    words = in_words(Watch(sweep).look())
+    Path(sweep.claim).write_text(json.dumps(asdict(LockOwner.this_process())))
+    words = in_words(SweepReader(sweep).look())
     assert words.startswith(f"Its launching process was killed (process {os.getpid()} on ")
     assert words.endswith(", while job 2 was running.")
-    Path(sweep.claim).write_text(json.dumps(asdict(Holder(7, "elsewhere", "yesterday"))))
-    assert "does not show here what is locked on elsewhere" in in_words(Watch(sweep).look())
+    Path(sweep.claim).write_text(json.dumps(asdict(LockOwner(7, "elsewhere", "yesterday"))))
+    assert "does not show here what is locked on elsewhere" in in_words(SweepReader(sweep).look())
 
 
 def test_a_live_sweep(sweep: SweepPaths) -> None:
     """Its claim is locked: what runs runs."""
-    with held(sweep, Holder(7, "elsewhere", "2026-11-30 12:00:00")):
-        sight = Watch(sweep).look()
+    with held(sweep, LockOwner(7, "elsewhere", "2026-11-30 12:00:00")):
+        sight = SweepReader(sweep).look()
     assert in_words(sight) == "Running: process 7 on elsewhere, since 2026-11-30 12:00:00."
     assert sight.record.jobs[2].state is JobState.RUNNING
     assert sight.record.jobs[3].state is JobState.WAITING
@@ -213,7 +214,7 @@ def test_a_live_sweep(sweep: SweepPaths) -> None:
 
 def test_a_watch_sees_what_is_added(sweep: SweepPaths) -> None:
     """The journal is read again when it has grown, and after another one has taken its place."""
-    watch = Watch(sweep)
+    watch = SweepReader(sweep)
     assert watch.look().record.jobs[2].state is JobState.LOST
     Journal(sweep.journal).append(JobEnded(14.0, 2, True, 1, "1", "", 1.0))
     assert watch.look().record.jobs[2].state is JobState.COMPLETED
@@ -224,7 +225,7 @@ def test_a_watch_sees_what_is_added(sweep: SweepPaths) -> None:
 
 def test_status_of_a_sweep_that_is_over(sweep: SweepPaths, capsys: pytest.CaptureFixture[str]) -> None:
     """Words, the bar, and a row for each job, lost ones and those that were never started, too; no escape codes."""
-    assert _cli.main(["status", "-d", sweep.sweep_dir]) == 0
+    assert main.main(["status", "-d", sweep.sweep_dir]) == 0
     out = capsys.readouterr().out
     lines = out.splitlines()
     assert lines[0].startswith("Ended at ")
@@ -242,8 +243,8 @@ def test_status_of_a_sweep_that_is_over(sweep: SweepPaths, capsys: pytest.Captur
 def test_a_picture_of_the_board(sweep: SweepPaths, tmp_path: Path) -> None:
     """It is an SVG with the jobs that run and their last lines."""
     picture = tmp_path / "board.svg"
-    with held(sweep, Holder(7, "elsewhere", "now")):
-        assert _cli.main(["status", "-d", sweep.sweep_dir, "-o", str(picture)]) == 0
+    with held(sweep, LockOwner(7, "elsewhere", "now")):
+        assert main.main(["status", "-d", sweep.sweep_dir, "-o", str(picture)]) == 0
     text = picture.read_text(encoding="utf-8").replace("&#160;", " ")
     assert text.startswith("<svg")
     assert "three" in text
@@ -266,9 +267,9 @@ def test_logs_are_what_was_written(sweep: SweepPaths, capfdbinary: pytest.Captur
     """Byte by byte when it is one rank; each line with its rank, and in its last state, when it is all of them."""
     with open(Path(sweep.sweep_dir) / "1" / ".ddp" / "rank_0.log", "ab") as log:
         log.write(b"\xff")
-    assert _cli.main(["logs", "-d", sweep.sweep_dir, "1"]) == 0
+    assert main.main(["logs", "-d", sweep.sweep_dir, "1"]) == 0
     assert capfdbinary.readouterr().out == b"one of 1.0\ntwo\rthree\xff"
-    assert _cli.main(["logs", "-d", sweep.sweep_dir, "1", "all"]) == 0
+    assert main.main(["logs", "-d", sweep.sweep_dir, "1", "all"]) == 0
     assert capfdbinary.readouterr().out.splitlines() == [
         b"[job 1 rank 0] one of 1.0",
         b"[job 1 rank 0] three\xff",
@@ -282,9 +283,9 @@ def test_logs_of_an_earlier_start(sweep: SweepPaths, capfdbinary: pytest.Capture
     earlier = Path(sweep.sweep_dir) / "0" / ".ddp" / "earlier_4"
     earlier.mkdir()
     (earlier / "rank_1.log").write_text("before")
-    assert _cli.main(["logs", "-d", sweep.sweep_dir, "0", "1", "--attempt", "4"]) == 0
+    assert main.main(["logs", "-d", sweep.sweep_dir, "0", "1", "--attempt", "4"]) == 0
     assert capfdbinary.readouterr().out == b"before"
-    assert _cli.main(["logs", "-d", sweep.sweep_dir, "0", "1", "--attempt", "0"]) == 1
+    assert main.main(["logs", "-d", sweep.sweep_dir, "0", "1", "--attempt", "0"]) == 1
     assert b"there are 4." in capfdbinary.readouterr().err
 
 
@@ -319,8 +320,8 @@ def test_a_tail_keeps_little_of_a_progress_bar(tmp_path: Path) -> None:
 
 def test_a_sweep_on_another_host_is_stopped_there(sweep: SweepPaths, capsys: pytest.CaptureFixture[str]) -> None:
     """The command for that is on a line of its own."""
-    with held(sweep, Holder(os.getpid(), "else where", "now")):
-        assert _cli.main(["stop", "-d", sweep.sweep_dir]) == 1
+    with held(sweep, LockOwner(os.getpid(), "else where", "now")):
+        assert main.main(["stop", "-d", sweep.sweep_dir]) == 1
     assert capsys.readouterr().err.splitlines()[1:] == [f"ssh 'else where' hydra-ddp stop -d {sweep.sweep_dir}"]
 
 
@@ -329,9 +330,9 @@ def test_a_process_that_is_not_the_launching_one_gets_no_signal(
 ) -> None:
     """Its number was given to another process since, or is that of another container."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        mine = Holder.this_process()
-        with held(sweep, Holder(other.pid, mine.host, "now", mine.start)):
-            assert _cli.main(["stop", "-d", sweep.sweep_dir]) == 1
+        mine = LockOwner.this_process()
+        with held(sweep, LockOwner(other.pid, mine.host, "now", mine.start)):
+            assert main.main(["stop", "-d", sweep.sweep_dir]) == 1
         assert "cannot be seen from here" in capsys.readouterr().err
         assert other.poll() is None
         other.communicate(b"\n")
@@ -351,7 +352,7 @@ def test_hydra_is_not_imported_where_it_is_not_needed(sweep: SweepPaths, argumen
     )
     code = (
         "import sys\n"
-        f"from {_cli.__package__} import _cli\n"
+        f"from {main.__package__} import _cli\n"
         f"code = _cli.main({[arguments[0], '-d', sweep.sweep_dir, *arguments[1:]]!r})\n"
         "heavy = [name for name in ('hydra', 'omegaconf', 'rich', 'torch', 'matplotlib') if name in sys.modules]\n"
         "sys.exit(repr(heavy) if heavy else code)"
@@ -372,7 +373,7 @@ def test_a_timeline_is_drawn_the_same_each_time(
     pytest.importorskip("matplotlib")
     first, second = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
     for picture in (first, second):
-        assert _cli.main(["timeline", "-d", sweep.sweep_dir, "-o", str(picture)]) == 0
+        assert main.main(["timeline", "-d", sweep.sweep_dir, "-o", str(picture)]) == 0
     assert first.read_bytes() == second.read_bytes()
     assert capsys.readouterr().out == f"{first}\n{second}\n"
 
@@ -380,7 +381,7 @@ def test_a_timeline_is_drawn_the_same_each_time(
 def test_what_a_timeline_shows(sweep: SweepPaths) -> None:
     """It lies in the sweep directory, and names the jobs, how they ended, the devices and the start."""
     pytest.importorskip("matplotlib")
-    assert _cli.main(["timeline", "-d", sweep.sweep_dir]) == 0
+    assert main.main(["timeline", "-d", sweep.sweep_dir]) == 0
     text = Path(sweep.timeline).read_text()
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1))
     for words in ("completed", "failed", "lost", "device", f"4 jobs on 2 devices, started {began}"):
@@ -394,7 +395,7 @@ def test_a_timeline_without_matplotlib(
 ) -> None:
     """One sentence says how to get it."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert _cli.main(["timeline", "-d", sweep.sweep_dir]) == 1
+    assert main.main(["timeline", "-d", sweep.sweep_dir]) == 1
     assert capsys.readouterr().err.endswith('pip install "hydra-ddp-subprocess-launcher[timeline]"\n')
 
 
@@ -405,14 +406,14 @@ def test_a_report_hides_secrets(sweep: SweepPaths, monkeypatch: pytest.MonkeyPat
     """Of the command line, and of the environment, of which it has only what hides devices."""
     monkeypatch.setitem(sys.modules, "pynvml", ModuleType("pynvml"))
     environ = {"NCCL_DEBUG": "hunter2", "HOME": "/", "CUDA_VISIBLE_DEVICES": "1"}
-    info = _info.gather(environ, Watch(sweep).look())
+    info = show.join(environ, SweepReader(sweep).look())
     assert info.visible_devices == {"CUDA_VISIBLE_DEVICES": "1"}
     assert info.driver is None
     assert info.sweep is not None
     assert info.sweep.argv == ("python", "train.py", "-m", "wandb.api_key=***", "x=0,1,2,3")
     assert info.sweep.jobs == {"completed": 1, "FAILED": 1, "lost": 1, "never started": 1}
     assert info.sweep.first_causes == ("job 1: rank 1: ValueError: bad",)
-    for text in (_info.as_text(info), _info.as_json(info)):
+    for text in (show.as_text(info), show.as_json(info)):
         assert "hunter2" not in text
         assert "rank 1: ValueError: bad" in text
 
@@ -429,17 +430,17 @@ def test_a_report_hides_secrets(sweep: SweepPaths, monkeypatch: pytest.MonkeyPat
 )
 def test_masked(argv: list[str], shown: list[str]) -> None:
     """Values are hidden by their names; a harmless value that has such a word in it is not."""
-    assert list(_commands.masked(argv)) == shown
+    assert list(quoting.masked(argv)) == shown
 
 
 def test_a_report_has_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """What NVML does not tell is said to be unknown."""
     fake = FakeNvml([FakeDevice("GPU-a"), FakeDevice("GPU-b")], fails="nvmlDeviceGetName")
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    info = _info.gather({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, None)
+    info = show.join({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, None)
     assert info.driver == "580.1"
     assert [device.uuid for device in info.devices] == ["GPU-a", "GPU-b"]
-    text = _info.as_text(info)
+    text = show.as_text(info)
     assert "device 1: unknown, GPU-b, 80.0 GB of 80.0 GB free\n" in text
     assert "NVIDIA driver: 580.1\n" in text
     assert "sweep: none here (-d DIR)\n" in text
@@ -451,9 +452,9 @@ def test_info_needs_no_sweep(
 ) -> None:
     """It is for people for whom nothing works."""
     monkeypatch.chdir(tmp_path)
-    assert _cli.main(["info", "--json"]) == 0
+    assert main.main(["info", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["sweep"] is None
     assert report["versions"]["hydra-core"]
     assert report["versions"]["python"]
-    assert _cli.main(["info", "-d", "nowhere"]) == 2
+    assert main.main(["info", "-d", "nowhere"]) == 2

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._events import (
-    Event,
-    JobEnded,
-    JobPaused,
-    JobsAdded,
-    JobStarted,
-    SweepBegan,
-)
-from hydra_plugins.hydra_ddp_subprocess_launcher._timeline import (
+from hydra_plugins.hydra_ddp_subprocess_launcher.cli.show import (
     NO_DEVICE,
     BarStatus,
     Row,
@@ -20,6 +12,14 @@ from hydra_plugins.hydra_ddp_subprocess_launcher._timeline import (
     blocks,
     make_timeline,
     time_unit,
+)
+from hydra_plugins.hydra_ddp_subprocess_launcher.records.events import (
+    Event,
+    JobEnded,
+    JobPaused,
+    JobsAdded,
+    JobStarted,
+    SweepBegan,
 )
 
 
@@ -39,7 +39,7 @@ def ended(at: float, job: int, *, completed: bool = True) -> JobEnded:
     return JobEnded(at, job, completed, None, "", "" if completed else "rank 0: broken", 1.0)
 
 
-def shown(timeline: Timeline) -> list[tuple[int, int, BarStatus, float, float]]:
+def encodable(timeline: Timeline) -> list[tuple[int, int, BarStatus, float, float]]:
     return [(bar.job, bar.attempt, bar.status, bar.began_at, bar.ended_at) for bar in timeline.bars]
 
 
@@ -48,7 +48,7 @@ def test_each_start_of_a_job_has_a_bar() -> None:
     events: list[Event] = [began(), added(2), started(1, 0, "0"), started(2, 1, "1"), JobPaused(3, 0, "rank 0: broken")]
     events += [started(5, 0, "0", attempt=1), ended(6, 1, completed=False), ended(9, 0)]
     timeline = make_timeline(events, 10, 99)
-    assert shown(timeline) == [
+    assert encodable(timeline) == [
         (0, 0, BarStatus.FAILED_ATTEMPT, 1, 3),
         (1, 0, BarStatus.FAILED, 2, 6),
         (0, 1, BarStatus.COMPLETED, 5, 9),
@@ -60,10 +60,10 @@ def test_each_start_of_a_job_has_a_bar() -> None:
 def test_what_has_not_ended_runs_or_is_lost() -> None:
     """In a live sweep it reaches to now; of one that is over it is lost, and reaches to its last sign of life."""
     events = [began(), added(1), started(1, 0, "0")]
-    assert shown(make_timeline(events, None, 7)) == [(0, 0, BarStatus.RUNNING, 1, 7)]
-    assert shown(make_timeline(events, 5, 7)) == [(0, 0, BarStatus.LOST, 1, 5)]
+    assert encodable(make_timeline(events, None, 7)) == [(0, 0, BarStatus.RUNNING, 1, 7)]
+    assert encodable(make_timeline(events, 5, 7)) == [(0, 0, BarStatus.LOST, 1, 5)]
     # A clock that was set back makes no bar of negative length.
-    assert shown(make_timeline(events, 0.5, 7)) == [(0, 0, BarStatus.LOST, 1, 1)]
+    assert encodable(make_timeline(events, 0.5, 7)) == [(0, 0, BarStatus.LOST, 1, 1)]
 
 
 def test_a_job_has_a_row_on_each_of_its_devices() -> None:

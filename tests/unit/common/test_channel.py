@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import Limits
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import Channel, Limits
 from support.runner import NOISE_S, PATIENCE_S
 
 BIG = b"x" * (8 << 20)

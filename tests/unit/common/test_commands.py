@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._commands import (
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.quoting import (
     GIVEN_JOBS,
     overrides_again,
     overrides_of_given_jobs,

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _files
-from hydra_plugins.hydra_ddp_subprocess_launcher._errors import LauncherError
-from hydra_plugins.hydra_ddp_subprocess_launcher._files import JobPaths, make_job_folder
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import Outcome, Payload, TaskId
+from hydra_plugins.hydra_ddp_subprocess_launcher.common import files
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import LauncherError
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.files import JobPaths, make_job_folder
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import Outcome, Payload, TaskId
 
 ODD_NAMES = [
     "plain",
@@ -90,11 +90,11 @@ def test_odd_folder_names(tmp_path: Path, name: str) -> None:
     """A run directory may have any name that the file system takes: everything is written there and read back."""
     paths = JobPaths(os.path.join(tmp_path, name, "0"))
     make_job_folder(paths)
-    digest = _files.write_payload(paths, PAYLOAD)
-    _files.write_outcome(paths, 0, OUTCOME)
-    _files.write_text(paths.facts, name)
-    assert _files.read_payload(paths, digest) == PAYLOAD
-    assert _files.read_outcome(paths, 0, RUN) == OUTCOME
+    digest = files.write_payload(paths, PAYLOAD)
+    files.write_outcome(paths, 0, OUTCOME)
+    files.write_text(paths.facts, name)
+    assert files.read_payload(paths, digest) == PAYLOAD
+    assert files.read_outcome(paths, 0, RUN) == OUTCOME
     assert Path(paths.facts).read_bytes() == os.fsencode(name)
     make_job_folder(paths)
     assert names(paths.folder) == ["earlier_0"]
@@ -127,7 +127,7 @@ def test_earlier_jobs_move_aside(tmp_path: Path) -> None:
     for number in range(12):
         make_job_folder(paths)
         assert [name for name in names(paths.folder) if not name.startswith("earlier_")] == []
-        _files.write_text(paths.log(0), f"log of job {number}")
+        files.write_text(paths.log(0), f"log of job {number}")
     for number in range(11):
         assert Path(paths.folder, f"earlier_{number}", "rank_0.log").read_text() == f"log of job {number}"
         assert names(Path(paths.folder, f"earlier_{number}")) == ["rank_0.log"]
@@ -137,9 +137,9 @@ def test_earlier_jobs_move_aside(tmp_path: Path) -> None:
 
 def test_an_outcome_of_an_earlier_job_is_not_found(paths: JobPaths) -> None:
     """An outcome that an earlier job left is not taken for this one's."""
-    _files.write_outcome(paths, 0, OUTCOME)
+    files.write_outcome(paths, 0, OUTCOME)
     make_job_folder(paths)
-    assert _files.read_outcome(paths, 0, RUN) is None
+    assert files.read_outcome(paths, 0, RUN) is None
 
 
 def test_a_run_directory_that_cannot_be_made(tmp_path: Path) -> None:
@@ -157,8 +157,8 @@ def test_pickles_are_private(paths: JobPaths) -> None:
     """Payload and outcome are 0600, whatever the umask says."""
     earlier = os.umask(0)
     try:
-        _files.write_payload(paths, PAYLOAD)
-        _files.write_outcome(paths, 1, OUTCOME)
+        files.write_payload(paths, PAYLOAD)
+        files.write_outcome(paths, 1, OUTCOME)
     finally:
         os.umask(earlier)
     assert mode(paths.payload) == mode(paths.outcome(1)) == 0o600
@@ -166,16 +166,16 @@ def test_pickles_are_private(paths: JobPaths) -> None:
 
 def test_texts_are_readable(paths: JobPaths) -> None:
     """What people read is 0644, and holds also bytes that are no UTF-8."""
-    _files.write_text(paths.facts, "ü\udcff")
+    files.write_text(paths.facts, "ü\udcff")
     assert mode(paths.facts) == 0o644
     assert Path(paths.facts).read_bytes() == "ü".encode() + b"\xff"
 
 
 def test_a_file_is_replaced_as_a_whole(paths: JobPaths) -> None:
     """Who has the old file open keeps it whole: the new one is another file under the same name."""
-    _files.write_text(paths.facts, "old")
+    files.write_text(paths.facts, "old")
     with open(paths.facts, encoding="utf-8") as reader:
-        _files.write_text(paths.facts, "new")
+        files.write_text(paths.facts, "new")
         assert reader.read() == "old"
     assert Path(paths.facts).read_text() == "new"
     assert names(paths.folder) == ["job.json"]
@@ -185,23 +185,23 @@ def test_a_link_is_not_written_through(paths: JobPaths, tmp_path: Path) -> None:
     """A link in the place of our file is replaced, and what it points to is not touched."""
     (tmp_path / "target").write_text("mine")
     os.symlink(tmp_path / "target", paths.outcome(0))
-    _files.write_outcome(paths, 0, OUTCOME)
+    files.write_outcome(paths, 0, OUTCOME)
     assert (tmp_path / "target").read_text() == "mine"
-    assert _files.read_outcome(paths, 0, RUN) == OUTCOME
+    assert files.read_outcome(paths, 0, RUN) == OUTCOME
 
 
 def test_a_write_that_fails_leaves_nothing(paths: JobPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the disk is full, the old file is still whole and no temporary file is left."""
-    _files.write_text(paths.facts, "old")
+    files.write_text(paths.facts, "old")
     with pytest.raises(UnicodeEncodeError):
-        _files.write_text(paths.facts, "\ud800")
+        files.write_text(paths.facts, "\ud800")
 
     def no_space(descriptor: int, mode: str) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fdopen", no_space)
     with pytest.raises(OSError, match="No space"):
-        _files.write_private(paths.facts, b"new")
+        files.write_private(paths.facts, b"new")
     monkeypatch.undo()
     assert Path(paths.facts).read_text() == "old"
     assert names(paths.folder) == ["job.json"]
@@ -210,12 +210,12 @@ def test_a_write_that_fails_leaves_nothing(paths: JobPaths, monkeypatch: pytest.
 def test_no_descriptor_is_left_open(paths: JobPaths) -> None:
     """Writing and reading, also of what is not there, close what they open."""
     before = names("/proc/self/fd")
-    digest = _files.write_payload(paths, PAYLOAD)
-    _files.read_payload(paths, digest)
-    _files.write_outcome(paths, 0, OUTCOME)
+    digest = files.write_payload(paths, PAYLOAD)
+    files.read_payload(paths, digest)
+    files.write_outcome(paths, 0, OUTCOME)
     Path(paths.outcome(2)).write_bytes(b"damaged")
     for rank in range(3):
-        _files.read_outcome(paths, rank, RUN)
+        files.read_outcome(paths, rank, RUN)
     assert names("/proc/self/fd") == before
 
 
@@ -224,28 +224,28 @@ def test_no_descriptor_is_left_open(paths: JobPaths) -> None:
 
 def test_a_payload_comes_back(paths: JobPaths) -> None:
     """A payload is what was written, and its digest is the SHA-256 of the file."""
-    digest = _files.write_payload(paths, PAYLOAD)
+    digest = files.write_payload(paths, PAYLOAD)
     assert digest == hashlib.sha256(Path(paths.payload).read_bytes()).hexdigest()
-    assert _files.read_payload(paths, digest) == PAYLOAD
+    assert files.read_payload(paths, digest) == PAYLOAD
 
 
 def test_a_payload_that_is_not_there(tmp_path: Path) -> None:
     """A payload that is gone is an error that names the path and what to do."""
     paths = JobPaths(str(tmp_path))
     with pytest.raises(LauncherError, match=r"No such file or directory: .*payload\.pkl.*start the sweep again"):
-        _files.read_payload(paths, "ab")
+        files.read_payload(paths, "ab")
 
 
 @pytest.mark.parametrize("damage", ["half", "other", "longer"])
 def test_a_payload_that_is_not_the_announced_one(paths: JobPaths, tmp_path: Path, damage: str) -> None:
     """Of a payload with another digest nothing is unpickled; the error has both digests."""
-    digest = _files.write_payload(paths, PAYLOAD)
+    digest = files.write_payload(paths, PAYLOAD)
     mark = tmp_path / "mark"
     data = Path(paths.payload).read_bytes()
     trap = pickle.dumps(Trap(mark))
     Path(paths.payload).write_bytes({"half": data[: len(data) // 2], "other": trap, "longer": data + b"\0"}[damage])
     with pytest.raises(LauncherError, match="is not the payload of this job") as caught:
-        _files.read_payload(paths, digest)
+        files.read_payload(paths, digest)
     assert digest in str(caught.value)
     assert not mark.exists()
     pickle.loads(trap)
@@ -257,9 +257,9 @@ def test_a_payload_that_is_not_the_announced_one(paths: JobPaths, tmp_path: Path
 
 def test_an_outcome_comes_back(paths: JobPaths) -> None:
     """An outcome is what was written, and belongs to its rank alone."""
-    _files.write_outcome(paths, 1, OUTCOME)
-    assert _files.read_outcome(paths, 1, RUN) == OUTCOME
-    assert _files.read_outcome(paths, 0, RUN) is None
+    files.write_outcome(paths, 1, OUTCOME)
+    assert files.read_outcome(paths, 1, RUN) == OUTCOME
+    assert files.read_outcome(paths, 0, RUN) is None
 
 
 @pytest.mark.parametrize(
@@ -279,15 +279,15 @@ def test_an_outcome_comes_back(paths: JobPaths) -> None:
 def test_an_outcome_that_cannot_be_read(paths: JobPaths, data: bytes) -> None:
     """A damaged or foreign file is no outcome; the exit code then has the word."""
     Path(paths.outcome(0)).write_bytes(data)
-    assert _files.read_outcome(paths, 0, RUN) is None
+    assert files.read_outcome(paths, 0, RUN) is None
 
 
 def test_an_outcome_behind_a_link(paths: JobPaths, tmp_path: Path) -> None:
     """A symbolic link is not followed, not even to a good outcome."""
-    _files.write_outcome(paths, 1, OUTCOME)
+    files.write_outcome(paths, 1, OUTCOME)
     os.symlink(paths.outcome(1), paths.outcome(0))
-    assert _files.read_outcome(paths, 0, RUN) is None
-    assert _files.read_outcome(paths, 1, RUN) == OUTCOME
+    assert files.read_outcome(paths, 0, RUN) is None
+    assert files.read_outcome(paths, 1, RUN) == OUTCOME
 
 
 def test_an_outcome_of_somebody_else(paths: JobPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,17 +295,17 @@ def test_an_outcome_of_somebody_else(paths: JobPaths, tmp_path: Path, monkeypatc
     mark = tmp_path / "mark"
     Path(paths.outcome(0)).write_bytes(pickle.dumps(Trap(mark)))
     monkeypatch.setattr("os.getuid", lambda: os.stat(paths.outcome(0)).st_uid + 1)
-    assert _files.read_outcome(paths, 0, RUN) is None
+    assert files.read_outcome(paths, 0, RUN) is None
     assert not mark.exists()
     monkeypatch.undo()
-    assert _files.read_outcome(paths, 0, RUN) is None
+    assert files.read_outcome(paths, 0, RUN) is None
     assert mark.exists(), "the trap itself does not work"
 
 
 def test_an_outcome_of_another_sweep(tmp_path: Path) -> None:
     """What another sweep stored in a run directory that it took over says nothing about this job."""
-    paths = _files.JobPaths(str(tmp_path))
-    _files.make_job_folder(paths)
-    _files.write_outcome(paths, 0, Outcome(completed=True, run_id="theirs"))
-    assert _files.read_outcome(paths, 0, "ours") is None
-    assert _files.read_outcome(paths, 0, "theirs") == Outcome(completed=True, run_id="theirs")
+    paths = files.JobPaths(str(tmp_path))
+    files.make_job_folder(paths)
+    files.write_outcome(paths, 0, Outcome(completed=True, run_id="theirs"))
+    assert files.read_outcome(paths, 0, "ours") is None
+    assert files.read_outcome(paths, 0, "theirs") == Outcome(completed=True, run_id="theirs")

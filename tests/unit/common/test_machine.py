@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _machine
+from hydra_plugins.hydra_ddp_subprocess_launcher.common import processes
 
 if TYPE_CHECKING:
     from support.runner import Runner
 
-MODULE = _machine.__name__
+MODULE = processes.__name__
 CORES = f"from {MODULE} import usable_cores; print(usable_cores())"
 
 
@@ -26,7 +26,7 @@ def _outside_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_usable_cores() -> None:
     """There is at least one core, and no more than the affinity allows."""
-    assert 1 <= _machine.usable_cores() <= len(os.sched_getaffinity(0))
+    assert 1 <= processes.usable_cores() <= len(os.sched_getaffinity(0))
 
 
 @pytest.mark.skipif(shutil.which("taskset") is None, reason="needs taskset")
@@ -51,7 +51,7 @@ def test_cores_by_the_quota_of_a_cgroup(monkeypatch: pytest.MonkeyPatch, quota: 
     files = {"/proc/self/cgroup": "12:cpu:/old\n0::/box\n", "/sys/fs/cgroup/box/cpu.max": f"{quota}\n"}
     fake_files(monkeypatch, files)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(affinity)))
-    assert _machine.usable_cores() == cores
+    assert processes.usable_cores() == cores
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("-1", 8), ("250000", 2), ("10000", 1)])
@@ -61,14 +61,14 @@ def test_cores_by_the_quota_of_an_old_cgroup(monkeypatch: pytest.MonkeyPatch, qu
     files = {f"{folder}/cpu.cfs_quota_us": f"{quota}\n", f"{folder}/cpu.cfs_period_us": "100000\n"}
     fake_files(monkeypatch, files)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
-    assert _machine.usable_cores() == cores
+    assert processes.usable_cores() == cores
 
 
 def test_cores_without_any_cgroup(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system does not tell of quotas, the affinity counts."""
     fake_files(monkeypatch, {})
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2})
-    assert _machine.usable_cores() == 3
+    assert processes.usable_cores() == 3
 
 
 def fake_files(monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) -> None:
@@ -103,13 +103,13 @@ def test_unsupported_systems(monkeypatch: pytest.MonkeyPatch, name: str, support
     """On Windows the reason says what to use instead."""
     with monkeypatch.context() as patch:
         patch.setattr("os.name", name)
-        reason = _machine.unsupported_reason()
+        reason = processes.unsupported_reason()
     assert reason is None if supported else "WSL 2" in (reason or "")
 
 
 def test_cores_of_an_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     """SLURM need not bind a job to its cores: what it says bounds them, and what is no number does not."""
-    all_of_them = _machine.usable_cores()
+    all_of_them = processes.usable_cores()
     for said, cores in (("1", 1), ("100000", all_of_them), ("", all_of_them), ("4(x2)", all_of_them)):
         monkeypatch.setenv("SLURM_CPUS_ON_NODE", said)
-        assert _machine.usable_cores() == cores
+        assert processes.usable_cores() == cores

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _machine, _process, _signals
+from hydra_plugins.hydra_ddp_subprocess_launcher.common import processes, signals
 from support.runner import PATIENCE_S
 
 if TYPE_CHECKING:
     from support.runner import Runner
 
-PACKAGE = _process.__name__.rpartition(".")[0]
+PACKAGE = processes.__name__.rpartition(".")[0]
 PRELUDE = f"""
 import json, os, signal, subprocess, sys, threading, time
 from pathlib import Path
@@ -81,7 +81,7 @@ def test_start_rank(runner: Runner, tmp_path: Path, log: Path) -> None:
     )
     environment = {**runner.environment(), "LC_CTYPE": "C.UTF-8", "ODD": "ä\udcff=\n"}
     with stdin_of_a_pipe():
-        rank = _process.start_rank([sys.executable, "-c", code], str(tmp_path), environment, str(log))
+        rank = processes.start_rank([sys.executable, "-c", code], str(tmp_path), environment, str(log))
     assert rank.wait(PATIENCE_S) == 0
     out, err = log.read_text().splitlines()
     assert json.loads(out) == [True, True, str(tmp_path), "", "/dev/null", environment]
@@ -92,7 +92,7 @@ def test_a_log_is_appended_to(runner: Runner, tmp_path: Path, log: Path) -> None
     """What stands in the log stays, and stdout and stderr keep their order."""
     log.write_text("before\n")
     script = "echo 1; echo 2 >&2; echo 3"
-    assert _process.start_rank(["sh", "-c", script], str(tmp_path), runner.environment(), str(log)).wait() == 0
+    assert processes.start_rank(["sh", "-c", script], str(tmp_path), runner.environment(), str(log)).wait() == 0
     assert log.read_text() == "before\n1\n2\n3\n"
 
 
@@ -101,7 +101,7 @@ def test_no_descriptor_is_handed_down(runner: Runner, tmp_path: Path, log: Path)
     ours, theirs = os.pipe()
     os.set_inheritable(theirs, True)
     try:
-        rank = _process.start_rank(["ls", "/proc/self/fd"], str(tmp_path), runner.environment(), str(log))
+        rank = processes.start_rank(["ls", "/proc/self/fd"], str(tmp_path), runner.environment(), str(log))
         assert rank.wait() == 0
     finally:
         os.close(ours)
@@ -130,7 +130,7 @@ def test_a_rank_that_cannot_be_started(
     argv = [part.replace("{tmp}", str(tmp_path)) for part in values["argv"]]
     cwd, log_file = (str(values[name]).replace("{tmp}", str(tmp_path)) for name in ("cwd", "log_file"))
     with pytest.raises(error) as caught:
-        _process.start_rank(argv, cwd, runner.environment(), log_file)
+        processes.start_rank(argv, cwd, runner.environment(), log_file)
     assert named in str(caught.value.filename)
 
 
@@ -255,8 +255,8 @@ def test_descendants_of_nobody() -> None:
     """A process that has ended has nothing below it, and is no error."""
     with subprocess.Popen(["true"]) as process:
         process.wait()
-    assert _process.descendants([process.pid]) == [process.pid]
-    assert _process.descendants([]) == []
+    assert processes.descendants([process.pid]) == [process.pid]
+    assert processes.descendants([]) == []
 
 
 # --- reaping
@@ -328,7 +328,7 @@ def test_names_and_threads(runner: Runner) -> None:
 def test_a_handle(runner: Runner) -> None:
     """A held process is known to have ended, reaped or not; signals reach it, and nobody after it."""
     process = runner.start("sleep", "1000")
-    handle = _process.ProcessHandle(process.pid)
+    handle = processes.ProcessHandle(process.pid)
     assert not handle.ended
     handle.send(signal.SIGSTOP)
     runner.wait_until(lambda: state(process.pid) == "T", 5, "the stop")
@@ -346,7 +346,7 @@ def test_a_handle_on_a_system_without_them(runner: Runner, monkeypatch: pytest.M
     """Where the system has no such descriptors, signals still arrive, and the end is not known."""
     monkeypatch.delattr("os.pidfd_open")
     process = runner.start("sleep", "1000")
-    handle = _process.ProcessHandle(process.pid)
+    handle = processes.ProcessHandle(process.pid)
     handle.send(signal.SIGTERM)
     process.communicate()
     assert process.returncode == -signal.SIGTERM
@@ -359,7 +359,7 @@ def test_watching_a_process(runner: Runner) -> None:
     """A process that is gone cannot be watched, which is no error."""
     process = runner.start("true")
     process.communicate()
-    assert _process.parent_watch(process.pid) is None
+    assert processes.parent_watch(process.pid) is None
 
 
 def test_kill_marked(runner: Runner, tmp_path: Path) -> None:
@@ -370,7 +370,7 @@ def test_kill_marked(runner: Runner, tmp_path: Path) -> None:
     differing = {"HYDRA_DDP_TEST_MARK": f"{runner.marker}2"}, {"GROUP_RANK": "0"}
     others = [runner.start("sleep", "1000", env={**mark, **one}) for one in differing]
     assert marked.stdout is not None and marked.stdout.readline() == "ready\n"
-    assert _process.kill_marked(mark, 5) == []
+    assert processes.kill_marked(mark, 5) == []
     marked.communicate()
     assert marked.returncode == -signal.SIGKILL
     assert set(runner.alive()) == {other.pid for other in others}
@@ -387,11 +387,11 @@ def test_a_name_cut_within_a_character(runner: Runner) -> None:
     )
     named = runner.start(sys.executable, "-c", code)
     assert named.stdout is not None and named.stdout.readline() == "named\n"
-    handle = _process.ProcessHandle(named.pid)
+    handle = processes.ProcessHandle(named.pid)
     try:
         assert not handle.stopped
-        assert _machine.process_start(named.pid)
-        assert _signals.handles(named.pid, signal.SIGINT)
+        assert processes.process_start(named.pid)
+        assert signals.handles(named.pid, signal.SIGINT)
         named.send_signal(signal.SIGSTOP)
         runner.wait_until(lambda: handle.stopped, what="the stop")
     finally:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _signals
+from hydra_plugins.hydra_ddp_subprocess_launcher.common import signals
 
 if TYPE_CHECKING:
     from support.runner import Runner
 
-MODULE = _signals.__name__
+MODULE = signals.__name__
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ MODULE = _signals.__name__
 )
 def test_an_exit_in_words(code: int, words: str) -> None:
     """An exit code is a number, a signal has its name; an unknown one is no error."""
-    assert _signals.describe_exit(code) == words
+    assert signals.describe_exit(code) == words
 
 
 def test_signals_are_recorded_and_handlers_put_back() -> None:
@@ -46,7 +46,7 @@ def test_signals_are_recorded_and_handlers_put_back() -> None:
     }
     try:
         earlier = {number: signal.getsignal(number) for number in before}
-        with _signals.recorded_signals(list(before)) as arrived:
+        with signals.recorded_signals(list(before)) as arrived:
             assert select.select([arrived.wakeup], [], [], 0)[0] == []
             for number in (signal.SIGUSR2, signal.SIGUSR1, signal.SIGUSR2):
                 os.kill(os.getpid(), number)
@@ -69,7 +69,7 @@ def test_handlers_are_put_back_after_an_error() -> None:
     signal.set_wakeup_fd(wakeup)
 
     def fail() -> None:
-        with _signals.recorded_signals(_signals.STOP_SIGNALS):
+        with signals.recorded_signals(signals.STOP_SIGNALS):
             assert signal.getsignal(signal.SIGTERM) is not handler
             raise KeyError("no")
 
@@ -84,7 +84,7 @@ def test_an_ignored_signal_stays_ignored() -> None:
     """What `nohup` or a shell's `&` had ignored is neither recorded nor reset."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with _signals.recorded_signals([signal.SIGHUP]) as arrived:
+        with signals.recorded_signals([signal.SIGHUP]) as arrived:
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
             os.kill(os.getpid(), signal.SIGHUP)
             assert arrived.take() == []
@@ -98,7 +98,7 @@ def test_outside_the_main_thread_nothing_is_recorded() -> None:
     seen = []
 
     def run() -> None:
-        with _signals.recorded_signals(_signals.STOP_SIGNALS) as arrived:
+        with signals.recorded_signals(signals.STOP_SIGNALS) as arrived:
             seen.append(arrived.take())
 
     handler = signal.getsignal(signal.SIGINT)
@@ -112,7 +112,7 @@ def test_outside_the_main_thread_nothing_is_recorded() -> None:
 def test_many_signals_do_not_block() -> None:
     """A loop that is busy while thousands of signals arrive loses none and is not stopped by a full pipe."""
     before = signal.getsignal(signal.SIGUSR1)
-    with _signals.recorded_signals([signal.SIGUSR1]) as arrived:
+    with signals.recorded_signals([signal.SIGUSR1]) as arrived:
         for _ in range(70_000):
             os.kill(os.getpid(), signal.SIGUSR1)
         assert len(arrived.take()) == 70_000
@@ -153,7 +153,7 @@ def test_sending_to_who_is_gone(runner: Runner) -> None:
     gone = runner.start("true")
     gone.communicate()
     alive = runner.start("sleep", "1000")
-    _signals.send_signal([gone.pid, alive.pid], signal.SIGTERM)
+    signals.send_signal([gone.pid, alive.pid], signal.SIGTERM)
     alive.communicate()
     assert alive.returncode == -signal.SIGTERM
 
@@ -173,9 +173,9 @@ the_place_where_it_hangs()
 """
     rank, other = runner.start(sys.executable, "-c", code), runner.start("sleep", "1000")
     assert rank.stdout is not None and rank.stdout.readline() == "ready\n"
-    assert _signals.STACKS_SIGNAL is not None
-    assert [_signals.handles(one.pid, _signals.STACKS_SIGNAL) for one in (rank, other)] == [True, False]
-    _signals.send_signal([rank.pid], _signals.STACKS_SIGNAL)
+    assert signals.STACKS_SIGNAL is not None
+    assert [signals.handles(one.pid, signals.STACKS_SIGNAL) for one in (rank, other)] == [True, False]
+    signals.send_signal([rank.pid], signals.STACKS_SIGNAL)
     runner.wait_until(lambda: "the_place_where_it_hangs" in log.read_text(), what="the stacks")
     # A signal may be on its way for a moment.
     time.sleep(0.2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._words import bounded, bounded_lines, counted, numbered
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.text import bounded, bounded_lines, list_numbers, pluralize
 
 
 @pytest.mark.parametrize(
@@ -21,12 +21,12 @@ from hydra_plugins.hydra_ddp_subprocess_launcher._words import bounded, bounded_
 )
 def test_how_many(count: int | str, noun: str, said: str) -> None:
     """One is singular, none and several are plural."""
-    assert counted(count, noun) == said
+    assert pluralize(count, noun) == said
 
 
 def test_which_ones() -> None:
     """The word goes with how many are named."""
-    assert (numbered("rank", [1]), numbered("rank", [0, 2])) == ("rank 1", "ranks 0, 2")
+    assert (list_numbers("rank", [1]), list_numbers("rank", [0, 2])) == ("rank 1", "ranks 0, 2")
 
 
 @pytest.mark.parametrize("text", ["", "short", "a\nb\n", "x" * 10_000, "x\n" * 10_000, "x\r\n\x0c" * 5000, "é" * 9999])

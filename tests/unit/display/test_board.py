@@ -8,10 +8,16 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _board
-from hydra_plugins.hydra_ddp_subprocess_launcher._board import clock, draw_board, seconds_left
-from hydra_plugins.hydra_ddp_subprocess_launcher._events import JobEnded, JobPaused, JobsAdded, JobStarted, JobSubmitted
-from hydra_plugins.hydra_ddp_subprocess_launcher._records import SweepRecord
+from hydra_plugins.hydra_ddp_subprocess_launcher.display import board as board_module
+from hydra_plugins.hydra_ddp_subprocess_launcher.display.board import clock, draw_board, seconds_left
+from hydra_plugins.hydra_ddp_subprocess_launcher.records.events import (
+    JobEnded,
+    JobPaused,
+    JobsAdded,
+    JobStarted,
+    JobSubmitted,
+    SweepRecord,
+)
 
 NOW = 1000.0
 
@@ -35,7 +41,7 @@ def drawn(record: SweepRecord, columns: int = 100, lines: int = 24, **options: A
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr(_board, "last_line_of_rank_0", lambda job: f"epoch {job.number}")
+    monkeypatch.setattr(board_module, "last_line_of_rank_0", lambda job: f"epoch {job.number}")
 
 
 def test_a_wide_board() -> None:
@@ -63,7 +69,7 @@ def test_no_line_is_wider_than_the_terminal(columns: int, monkeypatch: pytest.Mo
     record.apply(JobsAdded(0, 0, (("name=" + "数字" * 40,), ("name=" + "x" * 200,)), 2))
     for number in range(2):
         record.apply(JobStarted(NOW, number, 0, 16, tuple(map(str, range(16))), "/run"))
-    monkeypatch.setattr(_board, "last_line_of_rank_0", lambda _job: "ﬁ" * 50 + "数" * 100 + "\u0301" * 5)
+    monkeypatch.setattr(board_module, "last_line_of_rank_0", lambda _job: "ﬁ" * 50 + "数" * 100 + "\u0301" * 5)
     lines = drawn(record, columns)
     assert all(cell_len(line) < columns for line in lines)
     assert len(lines) <= 4 + 60 // columns * 4 + 4
@@ -95,7 +101,7 @@ def test_there_is_room_for_more_than_the_board(lines: int) -> None:
 )
 def test_what_ranks_print_cannot_spoil_it(printed: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Escape sequences, control characters and rich's own markup in a log line have no effect."""
-    monkeypatch.setattr(_board, "last_line_of_rank_0", lambda _job: printed)
+    monkeypatch.setattr(board_module, "last_line_of_rank_0", lambda _job: printed)
     assert drawn(sweep())[1].endswith(shown)
     assert not any("\x1b" in line or "\x07" in line for line in drawn(sweep()))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._logs import LogTee, last_lines
+from hydra_plugins.hydra_ddp_subprocess_launcher.display.logs import LogTee, last_lines
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def add(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def shown(tee: LogTee, *, last: bool = False) -> str:
+def encodable(tee: LogTee, *, last: bool = False) -> str:
     """Return all that a tee has to show now."""
     pieces = []
     while piece := tee.read(last=last):
@@ -34,12 +34,12 @@ def shown(tee: LogTee, *, last: bool = False) -> str:
 def test_raw_output_is_shown_as_it_comes(log: Path) -> None:
     """Without a prefix every byte is shown at once, so that progress bars and prompts move; nothing twice."""
     tee = LogTee(str(log), "", raw=True)
-    assert shown(tee) == ""
+    assert encodable(tee) == ""
     for data in (b"no newline", b"\rredrawn 10%", b"\r\n", b"\x1b[1mbold\x1b[0m\n\n"):
         add(log, data)
-        assert shown(tee) == data.decode()
-        assert shown(tee) == ""
-    assert shown(tee, last=True) == ""
+        assert encodable(tee) == data.decode()
+        assert encodable(tee) == ""
+    assert encodable(tee, last=True) == ""
 
 
 def test_a_character_in_two_parts(log: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_character_in_two_parts(log: Path) -> None:
     pieces = []
     for byte in "a€ü𝄞b".encode():
         add(log, bytes([byte]))
-        pieces.append(shown(tee))
+        pieces.append(encodable(tee))
     assert "".join(pieces) == "a€ü𝄞b"
 
 
@@ -56,7 +56,7 @@ def test_bytes_that_are_no_text(log: Path) -> None:
     """Bytes that are no UTF-8 are shown as replacement characters, and what follows is not lost."""
     tee = LogTee(str(log), "", raw=True)
     add(log, b"a\xff\xfeb\xe2\x82c\n")
-    assert shown(tee) == "a\ufffd\ufffdb\ufffdc\n"
+    assert encodable(tee) == "a\ufffd\ufffdb\ufffdc\n"
 
 
 def test_the_last_line_is_ended_once(log: Path) -> None:
@@ -64,8 +64,8 @@ def test_the_last_line_is_ended_once(log: Path) -> None:
     for data, end in ((b"", ""), (b"done\n", ""), (b"50%", "\n"), (b"\r100%", "\n")):
         log.write_bytes(data)
         tee = LogTee(str(log), "", raw=True)
-        assert shown(tee, last=True) == data.decode() + end
-        assert shown(tee, last=True) == ""
+        assert encodable(tee, last=True) == data.decode() + end
+        assert encodable(tee, last=True) == ""
 
 
 # --- with a prefix
@@ -75,12 +75,12 @@ def test_lines_with_a_prefix(log: Path) -> None:
     """With a prefix a line is shown when it is whole, and at the end also when it is not."""
     tee = LogTee(str(log), "[r1] ")
     add(log, b"one\ntw")
-    assert shown(tee) == "[r1] one\n"
+    assert encodable(tee) == "[r1] one\n"
     add(log, b"o\n\nthree")
-    assert shown(tee) == "[r1] two\n[r1] \n"
-    assert shown(tee) == ""
-    assert shown(tee, last=True) == "[r1] three\n"
-    assert shown(tee, last=True) == ""
+    assert encodable(tee) == "[r1] two\n[r1] \n"
+    assert encodable(tee) == ""
+    assert encodable(tee, last=True) == "[r1] three\n"
+    assert encodable(tee, last=True) == ""
 
 
 def test_a_progress_bar_with_a_prefix(log: Path) -> None:
@@ -88,9 +88,9 @@ def test_a_progress_bar_with_a_prefix(log: Path) -> None:
     tee = LogTee(str(log), "[r1] ")
     for percent in (10, 50, 100):
         add(log, f"\r{percent}%".encode())
-        assert shown(tee) == ""
+        assert encodable(tee) == ""
     add(log, b"\nnext\n")
-    assert shown(tee) == "[r1] 100%\n[r1] next\n"
+    assert encodable(tee) == "[r1] 100%\n[r1] next\n"
 
 
 def test_a_character_in_two_parts_with_a_prefix(log: Path) -> None:
@@ -98,9 +98,9 @@ def test_a_character_in_two_parts_with_a_prefix(log: Path) -> None:
     tee = LogTee(str(log), "> ")
     for byte in "ä\n€\n".encode():
         add(log, bytes([byte]))
-        assert shown(tee) in ("", "> ä\n", "> €\n")
+        assert encodable(tee) in ("", "> ä\n", "> €\n")
     add(log, "ü".encode())
-    assert shown(tee, last=True) == "> ü\n"
+    assert encodable(tee, last=True) == "> ü\n"
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -115,10 +115,10 @@ def test_any_pieces_give_the_same_lines(log: Path, seed: int) -> None:
         size = choose.randint(1, 12)
         add(log, data[:size])
         data = data[size:]
-        texts[0] += shown(raw)
-        texts[1] += shown(lines)
-    texts[0] += shown(raw, last=True)
-    texts[1] += shown(lines, last=True)
+        texts[0] += encodable(raw)
+        texts[1] += encodable(lines)
+    texts[0] += encodable(raw, last=True)
+    texts[1] += encodable(lines, last=True)
     assert texts[0] == f"{text}\n"
     assert texts[1] == "".join(f"> {line}\n" for line in text.split("\n"))
 
@@ -141,7 +141,7 @@ def test_lines_move_no_cursor(log: Path, data: bytes, line: str) -> None:
     """Of what a terminal obeys only colours stay, and they end with their line: no line can spoil another one."""
     tee = LogTee(str(log), "> ")
     add(log, data + b"\n")
-    assert shown(tee) == f"> {line}\n"
+    assert encodable(tee) == f"> {line}\n"
 
 
 @pytest.mark.parametrize("raw", [True, False])
@@ -150,13 +150,13 @@ def test_a_log_that_grows_faster_than_it_is_shown(log: Path, raw: bool) -> None:
     tee = LogTee(str(log), "" if raw else "> ", raw=raw)
     lines = [f"line {number:>12}" for number in range(700_000)]
     add(log, ("\n".join(lines) + "\n").encode())
-    text = shown(tee)
+    text = encodable(tee)
     note, *rest = [line.removeprefix("> ") for line in text.splitlines() if line.removeprefix("> ")]
     assert "MB left out" in note and str(log) in note
     assert rest == lines[-len(rest) :]
     assert 100 < len(rest) < 2000
     add(log, b"and on\n")
-    assert shown(tee) == ("and on\n" if raw else "> and on\n")
+    assert encodable(tee) == ("and on\n" if raw else "> and on\n")
 
 
 def test_a_big_log(log: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_big_log(log: Path) -> None:
     tee = LogTee(str(log), "> ")
     lines = [f"line {number}" for number in range(80_000)]
     add(log, ("\n".join(lines) + "\n").encode())
-    assert shown(tee) == "".join(f"> {line}\n" for line in lines)
+    assert encodable(tee) == "".join(f"> {line}\n" for line in lines)
 
 
 # --- logs that come and go
@@ -173,11 +173,11 @@ def test_a_big_log(log: Path) -> None:
 def test_a_log_that_is_not_there(log: Path) -> None:
     """A log that does not exist yet, or no more, shows nothing and is no error."""
     tee = LogTee(str(log), "", raw=True)
-    assert shown(tee) == ""
+    assert encodable(tee) == ""
     add(log, b"a\n")
-    assert shown(tee) == "a\n"
+    assert encodable(tee) == "a\n"
     log.unlink()
-    assert shown(tee, last=True) == ""
+    assert encodable(tee, last=True) == ""
     assert last_lines(str(log), 5) == []
 
 

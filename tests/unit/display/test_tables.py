@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._events import short_text
-from hydra_plugins.hydra_ddp_subprocess_launcher._records import JobRecord, JobState
-from hydra_plugins.hydra_ddp_subprocess_launcher._report import duration, override_line, results_table
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.text import duration
+from hydra_plugins.hydra_ddp_subprocess_launcher.display.tables import override_line, results_table
+from hydra_plugins.hydra_ddp_subprocess_launcher.records.events import JobRecord, JobState, short_text
 
 
 def result(number: int, value: Any = None, **changes: Any) -> JobRecord:

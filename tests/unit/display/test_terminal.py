@@ -20,8 +20,9 @@ from typing import Any, BinaryIO, TextIO
 import pyte
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _pickling, _terminal
-from hydra_plugins.hydra_ddp_subprocess_launcher._terminal import Terminal
+from hydra_plugins.hydra_ddp_subprocess_launcher.display import terminal as terminal_module
+from hydra_plugins.hydra_ddp_subprocess_launcher.display.terminal import Terminal
+from hydra_plugins.hydra_ddp_subprocess_launcher.job import frozen_config
 
 BOARD = ["first row", "second row", "bar"]
 
@@ -71,7 +72,9 @@ class Emulator:
 @pytest.fixture
 def emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
     found = Emulator()
-    monkeypatch.setattr(_terminal.Board, "size", property(lambda _self: (found.screen.columns, found.screen.lines)))
+    monkeypatch.setattr(
+        terminal_module.Board, "size", property(lambda _self: (found.screen.columns, found.screen.lines))
+    )
     yield found
     found.close()
 
@@ -429,7 +432,7 @@ def test_a_pipe_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
                 got += reader.read() or b""
             assert terminal.wait(10) and terminal.has_room()
             print("never read" * 10_000)
-            monkeypatch.setattr(_terminal, "_LITTLE_PATIENCE_S", 0.1)
+            monkeypatch.setattr(terminal_module, "_LITTLE_PATIENCE_S", 0.1)
             terminal.hurry()
         print("it goes on", file=io.StringIO())
     assert got.decode() == "".join(f"line {number:>100}\nlog  {number:>100}\n" for number in range(2000))
@@ -472,4 +475,4 @@ def test_a_file_has_everything_in_order(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_standard_streams_are_pickled_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the program has kept of a standard stream finds its ranks' own one."""
     with into_pipe(monkeypatch) as (terminal, _), terminal.taken():
-        assert _pickling.loads(_pickling.dumps([sys.stdout, sys.stderr], None)) == [sys.stdout, sys.stderr]
+        assert frozen_config.loads(frozen_config.dumps([sys.stdout, sys.stderr], None)) == [sys.stdout, sys.stderr]

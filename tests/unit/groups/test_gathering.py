@@ -14,12 +14,11 @@ from typing import ClassVar
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _gathering
-from hydra_plugins.hydra_ddp_subprocess_launcher._errors import StartError
-from hydra_plugins.hydra_ddp_subprocess_launcher._gathering import Gathering, why_it_ends
-from hydra_plugins.hydra_ddp_subprocess_launcher._nodes import JobEnd, JobFolder
-from hydra_plugins.hydra_ddp_subprocess_launcher._peers import SILENT_S
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, StopReason
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import StartError
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import GroupReport, StopReason
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups import rendezvous
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups.rendezvous import JobEnd, JobFolder, NodeRendezvous, why_it_ends
+from hydra_plugins.hydra_ddp_subprocess_launcher.supervisor.heartbeat import HEARTBEAT_TIMEOUT_S
 from support.runner import PATIENCE_S
 from support.starts import job_start
 
@@ -48,7 +47,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     """A clock for the test, at whose end nobody waits any more."""
     clock = Clock()
-    monkeypatch.setattr(_gathering, "time", clock)
+    monkeypatch.setattr(rendezvous, "time", clock)
     monkeypatch.setattr(Coming, "threads", clock.threads)
     yield clock
     clock.over = True
@@ -71,7 +70,7 @@ class Coming:
     threads: ClassVar[list[threading.Thread]] = []
 
     def __init__(self, folder: Path, node: int, nnodes: int) -> None:
-        self.gathering: Gathering | None = None
+        self.gathering: NodeRendezvous | None = None
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._come, args=(str(folder), node, nnodes), daemon=True)
         self.threads.append(self.thread)
@@ -79,12 +78,12 @@ class Coming:
 
     def _come(self, folder: str, node: int, nnodes: int) -> None:
         try:
-            self.gathering = Gathering.gather(folder, node, nnodes)
+            self.gathering = NodeRendezvous.join(folder, node, nnodes)
         except BaseException as error:
             self.error = error
 
     @property
-    def came(self) -> Gathering:
+    def came(self) -> NodeRendezvous:
         self.thread.join(PATIENCE_S)
         assert self.error is None, self.error
         assert self.gathering is not None, "it still waits"
@@ -98,7 +97,7 @@ class Coming:
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> tuple[Gathering, Gathering]:
+def pair(tmp_path: Path) -> tuple[NodeRendezvous, NodeRendezvous]:
     """Two nodes that have met."""
     first, second = Coming(tmp_path / "nodes", 0, 2), Coming(tmp_path / "nodes", 1, 2)
     return first.came, second.came
@@ -123,7 +122,7 @@ def test_any_order(tmp_path: Path, order: tuple[int, ...]) -> None:
     assert coming[2].came.first_host == os.uname().nodename
 
 
-def test_what_an_earlier_run_left(tmp_path: Path, pair: tuple[Gathering, Gathering]) -> None:
+def test_what_an_earlier_run_left(tmp_path: Path, pair: tuple[NodeRendezvous, NodeRendezvous]) -> None:
     """A node that comes before the first one does not take an earlier run for this one."""
     second = Coming(tmp_path / "nodes", 1, 2)
     time.sleep(0.2)
@@ -172,7 +171,7 @@ def test_one_number_twice(tmp_path: Path) -> None:
     assert good.came.look() == third.came.look() == first.came.look() == ""
 
 
-def test_one_that_comes_too_late(pair: tuple[Gathering, Gathering], tmp_path: Path, clock: Clock) -> None:
+def test_one_that_comes_too_late(pair: tuple[NodeRendezvous, NodeRendezvous], tmp_path: Path, clock: Clock) -> None:
     """While the sweep runs the first node goes on calling, so that who has no place in it is not left to wait."""
     late = Coming(tmp_path / "nodes", 1, 2)
     deadline = time.monotonic() + PATIENCE_S
@@ -194,11 +193,11 @@ def test_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """What it writes might not be understood."""
     Coming(tmp_path, 0, 2)
     wait_for(tmp_path / "session")
-    monkeypatch.setattr(_gathering, "__version__", "0.0.1")
+    monkeypatch.setattr(rendezvous, "__version__", "0.0.1")
     assert "Version 0.0.1 of the launcher is here, but" in Coming(tmp_path, 1, 2).refused
 
 
-def test_a_fork_of_the_process(pair: tuple[Gathering, Gathering], clock: Clock) -> None:
+def test_a_fork_of_the_process(pair: tuple[NodeRendezvous, NodeRendezvous], clock: Clock) -> None:
     """Its end is not the end of the process that takes part."""
     if (child := os.fork()) == 0:
         pair[1].leave("forked")
@@ -238,7 +237,7 @@ def test_one_that_leaves_before_all_are_there(tmp_path: Path, left_at_exit: list
     assert "has left the sweep" in second.refused
 
 
-def test_starts_and_ends_of_jobs(pair: tuple[Gathering, Gathering]) -> None:
+def test_starts_and_ends_of_jobs(pair: tuple[NodeRendezvous, NodeRendezvous]) -> None:
     """The starts of a job are counted; those of the next one begin anew."""
     first, second = pair
     starts = [job_start("/run", 1, f"run-{place}", number=number) for place, number in enumerate((0, 0, 1))]
@@ -251,7 +250,7 @@ def test_starts_and_ends_of_jobs(pair: tuple[Gathering, Gathering]) -> None:
     assert folders[0].read_end() == JobEnd(True)
 
 
-def test_an_end_that_cannot_be_told(pair: tuple[Gathering, Gathering], clock: Clock) -> None:
+def test_an_end_that_cannot_be_told(pair: tuple[NodeRendezvous, NodeRendezvous], clock: Clock) -> None:
     """Then the sweep is over: the others would wait for the end of that job, and this one for them in the next."""
     first, second = pair
     Path(first.job_folder(3)).write_text("in the way")
@@ -261,7 +260,7 @@ def test_an_end_that_cannot_be_told(pair: tuple[Gathering, Gathering], clock: Cl
     assert "node 0" in second.look() and "cannot be told of the end of job 3" in second.look()
 
 
-def test_leaving(pair: tuple[Gathering, Gathering], clock: Clock) -> None:
+def test_leaving(pair: tuple[NodeRendezvous, NodeRendezvous], clock: Clock) -> None:
     """The others know who has left, and why, in one line; what is said later does not change that."""
     first, second = pair
     second.leave("This is wrong\nin  two lines.")
@@ -272,13 +271,13 @@ def test_leaving(pair: tuple[Gathering, Gathering], clock: Clock) -> None:
     assert second.look() == ""
 
 
-def test_silence(pair: tuple[Gathering, Gathering], clock: Clock) -> None:
+def test_silence(pair: tuple[NodeRendezvous, NodeRendezvous], clock: Clock) -> None:
     """A launching process that was killed gives no signs of life; one that is there does."""
     first, second = pair
-    for _ in range(int(2 * SILENT_S)):
+    for _ in range(int(2 * HEARTBEAT_TIMEOUT_S)):
         clock.now += 1
         assert first.look() == second.look() == ""
-    for _ in range(int(SILENT_S) + 10):
+    for _ in range(int(HEARTBEAT_TIMEOUT_S) + 10):
         clock.now += 1
         first.look()
     assert first.look().startswith("nothing has been heard of node 1 (")
@@ -304,7 +303,9 @@ LOST, ORDERED = StopReason.LAUNCHER_LOST, StopReason.ORDERED
         (1, GroupReport((), ORDERED, None, "max_failures", first_node=0), ""),
     ],
 )
-def test_what_keepers_tell(pair: tuple[Gathering, Gathering], node: int, report: GroupReport | None, said: str) -> None:
+def test_what_keepers_tell(
+    pair: tuple[NodeRendezvous, NodeRendezvous], node: int, report: GroupReport | None, said: str
+) -> None:
     """They know at once that another node's launching process is gone, or was stopped."""
     pair[node].learn(report)
     assert pair[node].look() == said
@@ -328,7 +329,7 @@ def test_why_it_ends(error: BaseException, why: str) -> None:
 
 def test_a_node_of_a_cluster_that_does_not_come(tmp_path: Path, clock: Clock) -> None:
     """Where all are started together, one that has not come for long will not: its program may be missing there."""
-    gathering = Gathering(str(tmp_path), 0, 2, arrive_s=600.0)
+    gathering = NodeRendezvous(str(tmp_path), 0, 2, arrive_s=600.0)
     assert gathering.look() == ""
     clock.now += 590.0
     assert gathering.look() == ""
@@ -338,7 +339,7 @@ def test_a_node_of_a_cluster_that_does_not_come(tmp_path: Path, clock: Clock) ->
 
 def test_a_node_of_a_cluster_that_comes_late(tmp_path: Path, clock: Clock) -> None:
     """All are there in time: nobody is missed then."""
-    gathering = Gathering(str(tmp_path), 0, 2, arrive_s=600.0)
-    Gathering(str(tmp_path), 1, 2, arrive_s=600.0)
+    gathering = NodeRendezvous(str(tmp_path), 0, 2, arrive_s=600.0)
+    NodeRendezvous(str(tmp_path), 1, 2, arrive_s=600.0)
     clock.now += 610.0
     assert gathering.look() == ""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _nodes
-from hydra_plugins.hydra_ddp_subprocess_launcher._nodes import JobEnd, JobFolder, tell_for_keeper
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, StopReason
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import GroupReport, StopReason
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups import rendezvous
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups.rendezvous import JobEnd, JobFolder, tell_for_keeper
 from support.starts import job_start
 
 
@@ -87,7 +87,7 @@ def test_who_tells_for_a_keeper(
 ) -> None:
     """Only where it could not do so itself; and nothing is told of a job on one node."""
     said: list[GroupReport] = []
-    monkeypatch.setattr(_nodes._node_file, "tell_for_keeper", lambda meeting, host, report: said.append(report))
+    monkeypatch.setattr(rendezvous._node_file, "tell_for_keeper", lambda meeting, host, report: said.append(report))
     tell_for_keeper(job_start("/run", 1), 0, report)
     assert said == []
     tell_for_keeper(job_start("/run", 1, meeting=str(tmp_path)), 0, report)

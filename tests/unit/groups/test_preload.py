@@ -17,11 +17,12 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _as_main, _importing, _preload, _preloader
-from hydra_plugins.hydra_ddp_subprocess_launcher._hub import Hub
-from hydra_plugins.hydra_ddp_subprocess_launcher._preload import Preload, RankProgram
-from hydra_plugins.hydra_ddp_subprocess_launcher._spawner import ENDED
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupSpec, Limits
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import GroupSpec, Limits
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups import spawners
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups.running_job import JobMonitor
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups.spawners import ForkServer, RankProgram
+from hydra_plugins.hydra_ddp_subprocess_launcher.supervisor import forkserver, import_checks
+from hydra_plugins.hydra_ddp_subprocess_launcher.supervisor.spawner import ENDED
 
 PROGRAM = RankProgram((sys.executable, "-B"), ("-m", "app"), "/")
 COMMON = {"PATH": "/bin", "MINE": "1"}
@@ -44,7 +45,7 @@ class FakeLink:
 @pytest.fixture(autouse=True)
 def _fake_link(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeLink.made = []
-    monkeypatch.setattr(_preload, "PreloaderLink", FakeLink)
+    monkeypatch.setattr(spawners, "PreloaderLink", FakeLink)
 
 
 def group(**environment: str) -> GroupSpec:
@@ -56,7 +57,7 @@ def group(**environment: str) -> GroupSpec:
 
 def test_jobs_with_the_same_environment_are_admitted(caplog: pytest.LogCaptureFixture) -> None:
     """What each job has of its own makes no difference; anything else does, and is named once."""
-    preload = Preload(("torch",), PROGRAM, "CUDA_VISIBLE_DEVICES")
+    preload = ForkServer(("torch",), PROGRAM, "CUDA_VISIBLE_DEVICES")
     assert preload.admit(0, group()).program_at is None
     preload.begin(COMMON)
     assert preload.admit(0, group()).program_at == 2
@@ -70,7 +71,7 @@ def test_jobs_with_the_same_environment_are_admitted(caplog: pytest.LogCaptureFi
 
 def test_a_preloader_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that had served is followed by another; one that had not is not tried again."""
-    preload = Preload(None, PROGRAM, "CUDA_VISIBLE_DEVICES")
+    preload = ForkServer(None, PROGRAM, "CUDA_VISIBLE_DEVICES")
     preload.begin(COMMON)
     first: Any = preload.link()
     assert preload.link() is first
@@ -82,14 +83,14 @@ def test_a_preloader_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     assert preload.admit(0, group()).program_at is None
     assert len(FakeLink.made) == 2
     _, spec, environment = FakeLink.made[0]
-    assert set(spec.modules) == {name for name in _preload._AUTO if name in sys.modules}
+    assert set(spec.modules) == {name for name in spawners._AUTO if name in sys.modules}
     assert environment.items() >= {**COMMON, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}.items()
     assert {"RANK", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"} <= set(spec.varying)
 
 
 def test_preloaders_that_are_lost_again_and_again(caplog: pytest.LogCaptureFixture) -> None:
     """After the third one the jobs do without, and a line says so once."""
-    preload = Preload(("torch",), PROGRAM, "CUDA_VISIBLE_DEVICES")
+    preload = ForkServer(("torch",), PROGRAM, "CUDA_VISIBLE_DEVICES")
     preload.begin(COMMON)
     for _ in range(3):
         link: Any = preload.link()
@@ -108,8 +109,8 @@ def test_a_preloader_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, cap
     def start(*arguments: Any) -> None:
         raise FileNotFoundError(2, "No usable temporary directory found")
 
-    monkeypatch.setattr(_preload, "PreloaderLink", start)
-    preload = Preload(("torch",), PROGRAM, "CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(spawners, "PreloaderLink", start)
+    preload = ForkServer(("torch",), PROGRAM, "CUDA_VISIBLE_DEVICES")
     preload.begin(COMMON)
     for number in range(2):
         assert preload.admit(number, group()).program_at is None
@@ -125,14 +126,14 @@ def test_a_preloader_that_ended_before_it_got_a_job(
     """The module that ended it is named, however early that was, and the job has another spawner."""
     monkeypatch.undo()
     (tmp_path / "bad.py").write_text("import os; os._exit(4)\n")
-    link = _preload.PreloaderLink(
+    link = spawners.ForkServerLink(
         RankProgram((sys.executable,), ("-m", "app"), str(tmp_path)),
-        _preload.PreloaderSpec(("bad",), ("-m", "app"), ()),
+        spawners.ForkServerSpec(("bad",), ("-m", "app"), ()),
         dict(os.environ),
     )
     link._process.wait()
     with selectors.DefaultSelector() as selector, caplog.at_level(logging.WARNING):
-        hub = Hub(selector)
+        hub = JobMonitor(selector)
         other, channel = hub.ask_for_keeper(0, (), link)
         hub.wait(1)
         channel.close()
@@ -162,12 +163,12 @@ def test_reads_of_the_environment_are_seen(tmp_path: Path, monkeypatch: pytest.M
     for name, text in asks.items():
         (tmp_path / f"asks_{name}.py").write_text(f"import os\n{text}\ndef ask(): return os.environ['RANK']\n")
     plain = type(os.environ)
-    monkeypatch.setattr(_importing._process, "thread_count", lambda: 1)
-    monkeypatch.setattr(_importing._process, "has_children", lambda: False)
+    monkeypatch.setattr(import_checks._process, "thread_count", lambda: 1)
+    monkeypatch.setattr(import_checks._process, "has_children", lambda: False)
     # There is one, that of pytest-timeout.
-    monkeypatch.setattr(_importing, "_TIMERS", ())
+    monkeypatch.setattr(import_checks, "_TIMERS", ())
     for name in asks:
-        fault = _importing.import_module(f"asks_{name}", {"RANK"}, ("app.py",))
+        fault = import_checks.import_module(f"asks_{name}", {"RANK"}, ("app.py",))
         reason = f"asks_{name} reads RANK when it is imported, which each rank has with a value of its own"
         assert fault == (None if name in ("items", "later", "other") else reason)
     assert type(os.environ) is plain
@@ -177,7 +178,7 @@ def import_all(tmp_path: Path, *modules: str) -> list[str | None]:
     """Import modules as the preloader does, one after the other, in a process that has one thread."""
     for number, text in enumerate(modules):
         (tmp_path / f"module_{number}.py").write_text(text)
-    code = f"import json, sys; sys.path[:] = {[str(tmp_path), *sys.path]!r}; from {_importing.__name__} import *; "
+    code = f"import json, sys; sys.path[:] = {[str(tmp_path), *sys.path]!r}; from {import_checks.__name__} import *; "
     code += f"print(json.dumps([import_module(f'module_{{n}}', (), ('app.py',)) for n in range({len(modules)})]))"
     output = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=tmp_path)
     faults: list[str | None] = json.loads(output)
@@ -204,7 +205,7 @@ def test_a_fault_of_any_length_can_be_told(letter: str) -> None:
     """What a module brings, such as the path of a file, is told in one note that the launching process can read."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        _preloader._tell_fault(theirs.fileno(), "module", f"opens {letter * 9000}")
+        forkserver._tell_fault(theirs.fileno(), "module", f"opens {letter * 9000}")
         _, length, _ = ENDED.unpack(ours.recv(ENDED.size))
         note = json.loads(ours.recv(length).decode())
     assert note["left_out"] == "module"
@@ -221,7 +222,7 @@ def test_the_path_of_a_program(tmp_path: Path, flags: list[str]) -> None:
     (tmp_path / "link.py").symlink_to("deep/__main__.py")
     with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
         archive.writestr("__main__.py", show)
-    code = f"import sys; sys.path = {sys.path!r}; from {_as_main.__name__} import own_path; print(own_path("
+    code = f"import sys; sys.path = {sys.path!r}; from {forkserver.__name__} import own_path; print(own_path("
     code += "sys.argv[1:], '{}'))"
     for name in ("app.py", "deep", "link.py", "app.zip"):
         script = str(tmp_path / name)
@@ -234,9 +235,9 @@ def test_the_path_of_a_program(tmp_path: Path, flags: list[str]) -> None:
 def test_imports_that_take_too_long(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The preloader is given up after its time, and the module is named."""
     monkeypatch.undo()
-    link = _preload.PreloaderLink(
+    link = spawners.ForkServerLink(
         RankProgram((sys.executable,), ("-m", "app"), "/"),
-        _preload.PreloaderSpec((), ("-m", "app"), ()),
+        spawners.ForkServerSpec((), ("-m", "app"), ()),
         dict(os.environ),
     )
     link.hear_note(b'{"importing": "slow"}')

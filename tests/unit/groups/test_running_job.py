@@ -13,12 +13,10 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _running
-from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
-from hydra_plugins.hydra_ddp_subprocess_launcher._orders import Started
-from hydra_plugins.hydra_ddp_subprocess_launcher._running import RunningJob
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, Limits
-from hydra_plugins.hydra_ddp_subprocess_launcher._start import Attempt
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import Channel, GroupReport, Limits, Started
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups import running_job as running_job_module
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups.running_job import RunningJob
+from hydra_plugins.hydra_ddp_subprocess_launcher.job.plan import Attempt
 from support.runner import PATIENCE_S
 from support.starts import job_start
 
@@ -59,10 +57,10 @@ def test_a_report_through_a_socket_that_stays_open(ends: tuple[Channel, Channel]
     job.hear()
     now = time.monotonic()
     assert not job.channel.lost
-    job.insist(now + 4)
+    job.check_stuck(now + 4)
     assert spawner.done == []
-    job.insist(now + 6)
-    job.insist(now + 11)
+    job.check_stuck(now + 6)
+    job.check_stuck(now + 11)
     assert spawner.done == ["woken", "killed"]
 
 
@@ -74,12 +72,12 @@ def test_a_killed_keeper_behind_a_socket_that_stays_open(ends: tuple[Channel, Ch
         ends[1].send(Started(keeper.pid, ()))
         job.hear()
         now = time.monotonic()
-        job.insist(now)
+        job.check_stuck(now)
         assert job.lost_at is None
         keeper.kill()
-    job.insist(now)
+    job.check_stuck(now)
     assert job.lost_at == now
-    job.insist(now + 11)
+    job.check_stuck(now + 11)
     assert spawner.done == ["killed"]
     assert job.keeper is not None
     job.keeper.close()
@@ -92,11 +90,11 @@ def test_no_time_runs_while_it_waits_for_other_nodes(ends: tuple[Channel, Channe
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as keeper:
         ends[1].send(Started(keeper.pid, ()))
         job.hear()
-        job.insist(time.monotonic() + 1000)
+        job.check_stuck(time.monotonic() + 1000)
         assert keeper.poll() is None
         ends[1].send(Started(keeper.pid, (keeper.pid,)))
         job.hear()
-        job.insist(time.monotonic() + 1000)
+        job.check_stuck(time.monotonic() + 1000)
         assert keeper.wait(PATIENCE_S) == -9
     assert job.keeper is not None
     job.keeper.close()
@@ -123,5 +121,5 @@ def test_configs_that_are_gone(tmp_path: Path) -> None:
     (tmp_path / "good").write_text('{"x": "1"}')
     (tmp_path / "other").write_text('{"x": "2"}')
     for bad in ("folder", "torn", "missing"):
-        assert _running._differing_keys([str(tmp_path / "good"), str(tmp_path / bad)]) == []
-    assert _running._differing_keys([str(tmp_path / "good"), str(tmp_path / "other")]) == ["x"]
+        assert running_job_module._differing_keys([str(tmp_path / "good"), str(tmp_path / bad)]) == []
+    assert running_job_module._differing_keys([str(tmp_path / "good"), str(tmp_path / "other")]) == ["x"]

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._environment import (
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import StartError
+from hydra_plugins.hydra_ddp_subprocess_launcher.job.environment import (
     RANK_VARIABLES,
     GroupEnvironment,
     group_environment,
@@ -20,7 +21,6 @@ from hydra_plugins.hydra_ddp_subprocess_launcher._environment import (
     with_omp_threads,
     with_terminal_size,
 )
-from hydra_plugins.hydra_ddp_subprocess_launcher._errors import StartError
 
 
 def words(text: str) -> list[str]:

@@ -18,8 +18,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _freeze, _pickling
-from hydra_plugins.hydra_ddp_subprocess_launcher._errors import FreezeError
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import FreezeError
+from hydra_plugins.hydra_ddp_subprocess_launcher.job import frozen_config
 
 # The old spellings of Hydra 1.3 and OmegaConf 2.3, which the next versions warn of.
 pytestmark = [
@@ -73,7 +73,7 @@ def job_config(content: dict[str, Any] | None = None, **hydra: Any) -> DictConfi
 
 def travelled(config: DictConfig) -> DictConfig:
     """Return what a rank gets of a config."""
-    copy = _pickling.loads(_pickling.dumps(config, None))
+    copy = frozen_config.loads(frozen_config.dumps(config, None))
     assert isinstance(copy, DictConfig)
     return copy
 
@@ -94,7 +94,7 @@ def test_cached_resolvers_are_filled(resolver: Callable[..., None]) -> None:
             "behind": "${plain}",
         }
     )
-    _freeze.fill_caches(config)
+    frozen_config.fill_caches(config)
     copies = [travelled(config) for _ in range(2)]
     values = [OmegaConf.to_container(copy, resolve=False) for copy in copies]
     assert values[0] == OmegaConf.to_container(config, resolve=False), "interpolations stay as they are written"
@@ -115,7 +115,7 @@ def test_hydras_now_is_filled() -> None:
     config = job_config({"moment": "${now:%S.%f}"})
     OmegaConf.register_new_resolver("now", lambda pattern: str(os.urandom(8)), use_cache=True, replace=True)
     try:
-        _freeze.fill_caches(config)
+        frozen_config.fill_caches(config)
         assert travelled(config).moment == travelled(config).moment == config.moment
     finally:
         OmegaConf.clear_resolver("now")
@@ -131,7 +131,7 @@ def test_uncached_resolvers_stay_lazy(resolver: Callable[..., None]) -> None:
 
     resolver("mine", count, use_cache=False)
     config = job_config({"mine": "${mine:}", "env": "${oc.env:FREEZE_TEST,unset}", "where": "${hydra:runtime.cwd}"})
-    _freeze.fill_caches(config)
+    frozen_config.fill_caches(config)
     assert calls == []
     copy = travelled(config)
     assert (copy.mine, copy.mine) == (1, 2)
@@ -151,7 +151,7 @@ def test_what_cannot_be_resolved_does_not_matter(resolver: Callable[..., None]) 
     resolver("fails", fails, use_cache=True)
     resolver("count", counting(), use_cache=True)
     config = job_config({"a": "${fails:}", "b": "${count:${missing}}", "c": "${count:}", "d": "???", "e": None})
-    _freeze.fill_caches(config)
+    frozen_config.fill_caches(config)
     assert travelled(config).c == travelled(config).c
     with pytest.raises(Exception, match="no"):
         _ = travelled(config).a
@@ -162,7 +162,7 @@ def test_interpolated_containers(resolver: Callable[..., None]) -> None:
     count = itertools.count()
     resolver("table", lambda: {"x": next(count)}, use_cache=True)
     config = job_config({"table": "${table:}", "other": {"list": "${table:}"}})
-    _freeze.fill_caches(config)
+    frozen_config.fill_caches(config)
     assert travelled(config).table == travelled(config).table
     assert travelled(config).other.list["x"] == travelled(config).table["x"]
 
@@ -174,7 +174,7 @@ def test_freeze(resolver: Callable[..., None]) -> None:
     """A job's number, id and run directory become literals; Hydra's sweep section stays as the user wrote it."""
     resolver("count", counting(), use_cache=True)
     config = job_config({"c": "${count:mine}"}, sweep={"dir": "/sweep", "subdir": "${hydra:job.num}_${count:}"})
-    run_dir = _freeze.freeze(config, 7).run_dir
+    run_dir = frozen_config.freeze(config, 7).run_dir
     assert run_dir.startswith("/sweep/7_")
     for frozen in (config, travelled(config)):
         assert (frozen.hydra.job.id, frozen.hydra.job.num) == ("7", 7)
@@ -191,14 +191,14 @@ def test_a_random_run_directory_is_one_directory(resolver: Callable[..., None]) 
     """A run directory that an uncached resolver makes up is resolved once."""
     resolver("random", lambda: os.urandom(4).hex(), use_cache=False)
     config = job_config(sweep={"dir": "/sweep", "subdir": "${random:}"})
-    run_dir = _freeze.freeze(config, 0).run_dir
+    run_dir = frozen_config.freeze(config, 0).run_dir
     assert travelled(config).hydra.runtime.output_dir == config.hydra.runtime.output_dir == run_dir
 
 
 def test_a_run_directory_that_is_given(tmp_path: Path) -> None:
     """It takes the place of what the config says, which may differ from process to process."""
     config = job_config(sweep={"dir": "multirun", "subdir": "${now:%f}"})
-    assert _freeze.freeze(config, 3, str(tmp_path)).run_dir == str(tmp_path)
+    assert frozen_config.freeze(config, 3, str(tmp_path)).run_dir == str(tmp_path)
     assert config.hydra.runtime.output_dir == str(tmp_path)
 
 
@@ -206,14 +206,14 @@ def test_a_relative_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """A relative sweep directory is meant from where the process is when the job is frozen."""
     monkeypatch.chdir(tmp_path)
     config = job_config(sweep={"dir": "multirun/now", "subdir": "${hydra.job.num}"})
-    assert _freeze.freeze(config, 3).run_dir == str(tmp_path / "multirun" / "now" / "3")
+    assert frozen_config.freeze(config, 3).run_dir == str(tmp_path / "multirun" / "now" / "3")
 
 
 @pytest.mark.parametrize("name", ["a ${b}", "back\\${slash}", "100%", "it's", "$x", "${", "\\"])
 def test_a_run_directory_that_looks_like_an_interpolation(name: str) -> None:
     """A folder may be called anything; the literal directory is read back as it is."""
-    config = job_config(sweep={"dir": "/sweep", "subdir": _freeze.escape_interpolations(name)})
-    assert _freeze.freeze(config, 0).run_dir == f"/sweep/{name}"
+    config = job_config(sweep={"dir": "/sweep", "subdir": frozen_config.escape_interpolations(name)})
+    assert frozen_config.freeze(config, 0).run_dir == f"/sweep/{name}"
     assert travelled(config).hydra.runtime.output_dir == f"/sweep/{name}"
 
 
@@ -224,7 +224,7 @@ def test_a_run_directory_that_cannot_be_resolved() -> None:
         FreezeError,
         match=r"(?s)run directory of job 4 \(hydra.sweep.dir, hydra.sweep.subdir\) cannot be resolved: .*nowhere",
     ):
-        _freeze.freeze(config, 4)
+        frozen_config.freeze(config, 4)
 
 
 @given(st.text(st.sampled_from("\\${}a:.'\" ")))
@@ -234,14 +234,14 @@ def test_a_run_directory_that_cannot_be_resolved() -> None:
 def test_escaped_text_comes_back(text: str) -> None:
     """OmegaConf resolves what `escape_interpolations` returns to the text that went in."""
     config = OmegaConf.create({"x": None, "y": 1})
-    config.x = _freeze.escape_interpolations(text)
+    config.x = frozen_config.escape_interpolations(text)
     assert config.x == text
 
 
 @given(st.text())
 def test_any_escaped_text_comes_back(text: str) -> None:
     """So it does for text of all kinds."""
-    assert OmegaConf.create({"x": _freeze.escape_interpolations(text)}).x == text
+    assert OmegaConf.create({"x": frozen_config.escape_interpolations(text)}).x == text
 
 
 # --- an id that is known later
@@ -262,11 +262,11 @@ def test_the_id_of_a_job_on_a_cluster(resolver: Callable[..., None]) -> None:
         },
         sweep={"dir": "/sweep", "subdir": "of_${hydra:job.id}"},
     )
-    frozen = _freeze.freeze(config, 3, job_id=TOKEN)
+    frozen = frozen_config.freeze(config, 3, job_id=TOKEN)
     assert frozen.run_dir == f"/sweep/of_{TOKEN}"
     for copy in (config, travelled(config)):
-        _freeze.set_job_id(copy, TOKEN, "7_1", "/sweep/of_7_1")
-        with _freeze.hydra_config(copy):
+        frozen_config.set_job_id(copy, TOKEN, "7_1", "/sweep/of_7_1")
+        with frozen_config.hydra_config(copy):
             assert (copy.plain, copy.cached, copy.other) == ("7_1", "<7_1>", "<x>")
             assert copy.deep == {"id": ["of", "7_1"]}
         assert (copy.hydra.job.id, copy.hydra.job.num) == ("7_1", 3)
@@ -278,12 +278,12 @@ def test_a_cached_value_is_made_once(resolver: Callable[..., None]) -> None:
     """A cached resolver that was given the id is not called again when the id is known: ranks would differ."""
     resolver("count", counting(), use_cache=True)
     config = job_config({"value": "${count:${hydra:job.id}}"})
-    _freeze.freeze(config, 0, job_id=TOKEN)
+    frozen_config.freeze(config, 0, job_id=TOKEN)
     copies = [travelled(config), travelled(config)]
     values = set()
     for copy in copies:
-        _freeze.set_job_id(copy, TOKEN, "7", "/sweep/0")
-        with _freeze.hydra_config(copy):
+        frozen_config.set_job_id(copy, TOKEN, "7", "/sweep/0")
+        with frozen_config.hydra_config(copy):
             values.add(copy.value)
     assert values == {"7-0"}
 
@@ -294,13 +294,13 @@ def test_a_cached_value_is_made_once(resolver: Callable[..., None]) -> None:
 def test_no_copy_is_made() -> None:
     """What programs ask Hydra for is the config itself, read-only as Hydra has it: a copy takes milliseconds a job."""
     config = job_config(job={"name": "mine"})
-    with _freeze.hydra_config(config):
+    with frozen_config.hydra_config(config):
         assert HydraConfig.get() is config.hydra
     assert OmegaConf.is_readonly(config.hydra)
 
 
 def put_back_after_an_error(probe: DictConfig) -> None:
-    with _freeze.hydra_config(job_config(job={"name": "inner"})):
+    with frozen_config.hydra_config(job_config(job={"name": "inner"})):
         assert probe.name == "inner"
         raise ZeroDivisionError
 
@@ -326,14 +326,14 @@ def test_hydra_config_is_put_back(earlier: str | None) -> None:
 def test_env_set() -> None:
     """`env_set` is resolved for its job, and every value is text."""
     config = job_config({"lr": 0.1}, job={"name": "app", "env_set": {"A": "job${hydra:job.num}", "B": 1, "C": "${lr}"}})
-    env_set = _freeze.freeze(config, 5).env_set
+    env_set = frozen_config.freeze(config, 5).env_set
     assert env_set == {"A": "job5", "B": "1", "C": "0.1"}
 
 
 def test_an_env_set_that_cannot_be_resolved() -> None:
     """A value of `env_set` that cannot be resolved is this job's error."""
     with pytest.raises(FreezeError, match=r"(?s)hydra\.job\.env_set cannot be resolved: .*nowhere"):
-        _freeze.freeze(job_config(job={"name": "app", "env_set": {"A": "${nowhere}"}}), 0)
+        frozen_config.freeze(job_config(job={"name": "app", "env_set": {"A": "${nowhere}"}}), 0)
 
 
 # --- what cannot be pickled
@@ -348,7 +348,7 @@ class Typed:
 
 
 def dump(value: object) -> bytes:
-    return _pickling.dumps(value, None)
+    return frozen_config.dumps(value, None)
 
 
 def with_lock(**where: Any) -> DictConfig:
@@ -368,7 +368,7 @@ def with_lock(**where: Any) -> DictConfig:
 )
 def test_the_key_that_cannot_be_pickled(where: dict[str, Any], key: str) -> None:
     """The key in the config is named in full, with the kind of value and the pickler's reason."""
-    found = _freeze.unpicklable_key(with_lock(**where), dump)
+    found = frozen_config.unpicklable_key(with_lock(**where), dump)
     assert found is not None
     assert found.startswith(f"{key} (lock: ")
     assert "cannot pickle" in found
@@ -378,14 +378,14 @@ def test_a_cached_value_that_cannot_be_pickled(resolver: Callable[..., None]) ->
     """A cached resolver's value travels with the config: the key that names the resolver is at fault."""
     resolver("lock", lambda: threading.Lock(), use_cache=True)  # noqa: PLW0108  (OmegaConf inspects it)
     config = with_lock(x={"lock": "${lock:}"})
-    _freeze.fill_caches(config)
-    assert (_freeze.unpicklable_key(config, dump) or "").startswith("x.lock (lock: ")
+    frozen_config.fill_caches(config)
+    assert (frozen_config.unpicklable_key(config, dump) or "").startswith("x.lock (lock: ")
 
 
 def test_a_config_that_can_be_pickled() -> None:
     """Where everything can be pickled, no key is named; what is missing or not resolvable does not matter."""
     config = with_lock(m="???", n=None, i="${nowhere}", t=Typed, d={}, e=[], s="${a}", y=Typed(), z=("a", 1))
-    assert _freeze.unpicklable_key(config, dump) is None
+    assert frozen_config.unpicklable_key(config, dump) is None
 
 
 # --- the values that ranks compare
@@ -397,7 +397,7 @@ def test_resolved_values() -> None:
         {"a": {"b": 1, "c": ["x", {"d": None}]}, "ref": "${a.b}", "tree": "${a}", "bad": "${nowhere}", "m": "???"}
     )
     assert isinstance(config, DictConfig)
-    assert _freeze.resolved_values(config) == {
+    assert frozen_config.resolved_values(config) == {
         "a.b": "1",
         "a.c[0]": "'x'",
         "a.c[1].d": "None",

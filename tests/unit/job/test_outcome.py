@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._outcome import after_exit, failure, outcome_of, portable
+from hydra_plugins.hydra_ddp_subprocess_launcher.job.outcome import after_exit, failure, outcome_of, portable
 
 
 class NeedsTwo(Exception):

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _pickling
-from hydra_plugins.hydra_ddp_subprocess_launcher._pickling import LocalPickle
+from hydra_plugins.hydra_ddp_subprocess_launcher.job import frozen_config
+from hydra_plugins.hydra_ddp_subprocess_launcher.job.frozen_config import LocalPickle
 
 if TYPE_CHECKING:
     from support.runner import Ran, Runner
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # program, says what came back.
 PROGRAM = """
 import dataclasses, enum, functools, pathlib, sys
-from hydra_plugins.hydra_ddp_subprocess_launcher import _pickling
+from hydra_plugins.hydra_ddp_subprocess_launcher.job import frozen_config as _pickling
 
 class Colour(enum.Enum):
     RED = 1
@@ -125,7 +125,7 @@ def test_by_value_for_another_program(runner: Runner, program: Path, tmp_path: P
     reader.write_text(
         textwrap.dedent("""
             import pathlib, sys
-            from hydra_plugins.hydra_ddp_subprocess_launcher import _pickling
+            from hydra_plugins.hydra_ddp_subprocess_launcher.job import frozen_config as _pickling
             got = _pickling.loads(pathlib.Path(sys.argv[1]).read_bytes())
             print(got["function"](1), got["instance"].double(), got["decorated"](2), got["nested"]().size)
             print(got["class"].__qualname__, got["nested"].__qualname__, type(got["error"]).__name__, got["enum"])
@@ -144,7 +144,7 @@ def test_a_name_that_the_reader_lacks(runner: Runner, program: Path, tmp_path: P
     data, reader = tmp_path / "data.pkl", tmp_path / "reader.py"
     runner.python(program, data, "dump")
     reader.write_text(
-        "import pathlib, sys\nfrom hydra_plugins.hydra_ddp_subprocess_launcher import _pickling\n"
+        "import pathlib, sys\nfrom hydra_plugins.hydra_ddp_subprocess_launcher.job import frozen_config as _pickling\n"
         "_pickling.loads(pathlib.Path(sys.argv[1]).read_bytes())\n"
     )
     ran = runner.python(reader, data)
@@ -164,7 +164,7 @@ class Importable:
 @pytest.mark.parametrize("main", [None, {}])
 def test_importable_things_stay_themselves(obj: object, main: Mapping[str, Any] | None) -> None:
     """What can be imported travels by name, with a program or without."""
-    assert _pickling.loads(_pickling.dumps(obj, main)) is obj
+    assert frozen_config.loads(frozen_config.dumps(obj, main)) is obj
 
 
 def load_elsewhere(runner: Runner, obj: object, code: str) -> list[str]:
@@ -173,10 +173,10 @@ def load_elsewhere(runner: Runner, obj: object, code: str) -> list[str]:
     In this process cloudpickle would know the very classes again.
     """
     data = runner.cwd / "data.pkl"
-    data.write_bytes(_pickling.dumps(obj, None))
+    data.write_bytes(frozen_config.dumps(obj, None))
     lines = [
         "import pathlib, sys, traceback",
-        "from hydra_plugins.hydra_ddp_subprocess_launcher import _pickling",
+        "from hydra_plugins.hydra_ddp_subprocess_launcher.job import frozen_config as _pickling",
         "got = _pickling.loads(pathlib.Path(sys.argv[1]).read_bytes())",
         textwrap.dedent(code),
     ]
@@ -278,12 +278,12 @@ def numbers() -> Iterator[int]:
 def test_what_has_no_meaning_elsewhere(obj: object) -> None:
     """A lock, an open file or a generator cannot be pickled."""
     with pytest.raises((TypeError, pickle.PicklingError)):
-        _pickling.dumps(obj, None)
+        frozen_config.dumps(obj, None)
 
 
 def test_a_module_travels_by_name() -> None:
     """A config or a function may refer to a module."""
-    assert _pickling.loads(_pickling.dumps(sys, None)) is sys
+    assert frozen_config.loads(frozen_config.dumps(sys, None)) is sys
 
 
 # --- the program's namespace
@@ -293,13 +293,13 @@ def test_the_namespace_of_a_function_of_main() -> None:
     """Under a profiler `__main__` is the profiler; the program's own function has the program's names."""
     names = {"__name__": "__main__", "x": 1}
     exec("def function(): pass", names)
-    assert _pickling.program_namespace(names["function"]) is names
+    assert frozen_config.program_namespace(names["function"]) is names
 
 
 @pytest.mark.parametrize("task", [importable, SimpleNamespace(), len])
 def test_the_namespace_of_anything_else(task: object) -> None:
     """A function of another module, or a callable object, tells nothing: then it is what `__main__` has."""
-    assert _pickling.program_namespace(task) is vars(sys.modules["__main__"])
+    assert frozen_config.program_namespace(task) is vars(sys.modules["__main__"])
 
 
 # --- within a process

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._process_groups import GroupWatch
+from hydra_plugins.hydra_ddp_subprocess_launcher.job.outcome import GroupWatch
 
 NAME = "torch.distributed.distributed_c10d"
 

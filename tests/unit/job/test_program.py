@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hydra._internal.utils import get_args_parser
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _program
-from hydra_plugins.hydra_ddp_subprocess_launcher._errors import StartError
-from hydra_plugins.hydra_ddp_subprocess_launcher._program import ProcessStart, Program
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import StartError
+from hydra_plugins.hydra_ddp_subprocess_launcher.job import program as program_module
+from hydra_plugins.hydra_ddp_subprocess_launcher.job.program import ProcessStart, Program
 
 PYTHON = "/usr/bin/python3"
 
@@ -53,7 +53,7 @@ def test_a_script(project: Path, script: str) -> None:
     main_file = os.path.join(project, script, *(["__main__.py"] if script == "dir" else []))
     start = started(project, script, "-m", "lr=1", main_file=main_file, spec_name=container(script))
     path = os.path.join(project, script)
-    assert _program.find_program(start) == Program((PYTHON, path), str(project), path)
+    assert program_module.find_program(start) == Program((PYTHON, path), str(project), path)
 
 
 @pytest.mark.parametrize("script", ["app.py", "./app.py", "sub/app.py", "dir"])
@@ -63,7 +63,7 @@ def test_a_chdir_does_not_lose_the_script(project: Path, tmp_path_factory: pytes
     elsewhere = str(tmp_path_factory.mktemp("elsewhere"))
     start = started(project, script, main_file=main_file, spec_name=container(script), cwd=elsewhere)
     path = os.path.join(project, script)
-    assert _program.find_program(start) == Program((PYTHON, path), str(project), path)
+    assert program_module.find_program(start) == Program((PYTHON, path), str(project), path)
 
 
 @pytest.mark.parametrize(
@@ -81,16 +81,16 @@ def test_the_command_as_it_was_typed(
     """A person reads what was typed, without flags that came from a variable, where a shell finds that interpreter."""
     argv = ("app.py", *(word for word in typed if word in ("-m", "lr=1")))
     start = started(project, "app.py", interpreter_flags=("-B", "-Xdev"), orig_argv=typed, argv=argv)
-    program = _program.find_program(start)
+    program = program_module.find_program(start)
     assert program.command[:3] == (PYTHON, "-B", "-Xdev")
-    assert _program.typed_command(start, found, program) == (again or program.command)
+    assert program_module.command_as_typed(start, found, program) == (again or program.command)
 
 
 def test_a_script_in_the_root_folder(project: Path) -> None:
     """A start in `/` is no special case."""
     script = str(project / "app.py").lstrip("/")
     start = started(Path("/"), script, main_file=f"//{script}", cwd=str(project))
-    assert _program.find_program(start) == Program((PYTHON, f"/{script}"), "/", f"/{script}")
+    assert program_module.find_program(start) == Program((PYTHON, f"/{script}"), "/", f"/{script}")
 
 
 def test_an_absolute_script(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -98,7 +98,7 @@ def test_an_absolute_script(project: Path, tmp_path_factory: pytest.TempPathFact
     elsewhere = str(tmp_path_factory.mktemp("elsewhere"))
     script = str(project / "app.py")
     start = started(project, script, cwd=elsewhere)
-    assert _program.find_program(start) == Program((PYTHON, script), elsewhere, script)
+    assert program_module.find_program(start) == Program((PYTHON, script), elsewhere, script)
 
 
 def test_interpreter_flags(project: Path) -> None:
@@ -110,7 +110,7 @@ def test_interpreter_flags(project: Path) -> None:
         orig_argv=(PYTHON, "-O", "-Xdev", "app.py", "lr=1"),
         argv=("app.py", "lr=1"),
     )
-    assert _program.find_program(start).command == (PYTHON, "-O", "-Xdev", str(project / "app.py"))
+    assert program_module.find_program(start).command == (PYTHON, "-O", "-Xdev", str(project / "app.py"))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_module(
         sys_path=(str(project),),
         cwd=str(tmp_path_factory.mktemp("elsewhere") if moved else project),
     )
-    assert _program.find_program(start) == Program((PYTHON, "-m", module), str(project), path)
+    assert program_module.find_program(start) == Program((PYTHON, "-m", module), str(project), path)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_module_found_elsewhere(
         sys_path={"root": (str(project),), "cwd": (cwd, str(project)), None: ()}[sys_path],
         cwd=cwd,
     )
-    assert _program.find_program(start) == Program((PYTHON, *flags, "-m", "app"), cwd, path)
+    assert program_module.find_program(start) == Program((PYTHON, *flags, "-m", "app"), cwd, path)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_spec_that_is_not_the_programs(project: Path, spec_name: str, origin: 
         spec_name=spec_name,
         spec_origin=origin and os.path.join(project, origin),
     )
-    assert _program.find_program(start).command == (PYTHON, str(project / "app.py"))
+    assert program_module.find_program(start).command == (PYTHON, str(project / "app.py"))
 
 
 def test_a_module_reached_by_a_link(project: Path) -> None:
@@ -204,13 +204,13 @@ def test_a_module_reached_by_a_link(project: Path) -> None:
         spec_origin=str(project / "pkg" / "mod.py"),
         sys_path=(str(project),),
     )
-    assert _program.find_program(start).command == (PYTHON, "-m", "pkg.mod")
+    assert program_module.find_program(start).command == (PYTHON, "-m", "pkg.mod")
 
 
 def test_a_script_that_is_gone(project: Path) -> None:
     """A script that cannot be found is an error that names the path and the ways out."""
     with pytest.raises(StartError, match=rf"there is no {project}/gone\.py\..*entry=function"):
-        _program.find_program(started(project, "gone.py"))
+        program_module.find_program(started(project, "gone.py"))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_a_script_that_is_gone(project: Path) -> None:
 def test_arguments_of_the_script(project: Path, typed: tuple[str, ...], argv: tuple[str, ...], own: tuple[str]) -> None:
     """What the script took out of `sys.argv` is given to it again, in order; harmless additions are not."""
     start = started(project, "app.py", orig_argv=(PYTHON, "app.py", *typed), argv=("app.py", *argv))
-    assert _program.find_program(start).command == (PYTHON, str(project / "app.py"), *own)
+    assert program_module.find_program(start).command == (PYTHON, str(project / "app.py"), *own)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_program_that_names_itself(project: Path, argv0: str, module: bool) ->
         spec_origin=path if module else None,
         main_has_task=True,
     )
-    program = _program.find_program(start)
+    program = program_module.find_program(start)
     assert program == Program((PYTHON, *(("-m", "app") if module else (path,)), "train"), str(project), path)
 
 
@@ -265,7 +265,7 @@ def test_overrides_that_the_script_takes(
 ) -> None:
     """What looks like an override stands beside the rank's, as Hydra reads them in one piece."""
     start = started(project, "app.py", orig_argv=(PYTHON, "app.py", *typed), argv=("app.py", *argv))
-    command = _program.program_command((), _program.find_program(start), (), "/run", ())
+    command = program_module.program_command((), program_module.find_program(start), (), "/run", ())
     place = command.index("--config-name")
     assert command[2:place] == before
     assert command[place + 2 : -2] == behind
@@ -287,7 +287,7 @@ def test_overrides_that_the_script_takes(
 def test_arguments_that_the_script_may_add(project: Path, typed: tuple[str, ...], argv: tuple[str, ...]) -> None:
     """A rank can have what leaves its own command readable for Hydra: overrides above all."""
     start = started(project, "app.py", orig_argv=(PYTHON, "app.py", *typed), argv=("app.py", *argv))
-    _program.refuse_additions(start, get_args_parser())
+    program_module.refuse_additions(start, get_args_parser())
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_arguments_that_the_script_may_not_add(project: Path, added: tuple[str, 
         argv = ("app.py", *typed, *added)
         start = started(project, "app.py", orig_argv=(PYTHON, "app.py", *typed), argv=argv)
         with pytest.raises(StartError, match="entry=function") as caught:
-            _program.refuse_additions(start, get_args_parser())
+            program_module.refuse_additions(start, get_args_parser())
         assert " ".join(added) in str(caught.value)
 
 
@@ -318,7 +318,9 @@ def test_arguments_that_the_script_may_not_add(project: Path, added: tuple[str, 
 def test_missing_program_reason(tmp_path: Path, changes: dict[str, Any], reason: str | None) -> None:
     """There is a program to run again unless the sweep came from a test, a notebook, a string or a plain call."""
     start = started(tmp_path, "app.py", main_file=changes.pop("main_file", str(tmp_path / "app.py")))
-    found = _program.missing_program_reason(start, **{"pytest": False, "ipython": False, "hydra_main": True, **changes})
+    found = program_module.missing_program_reason(
+        start, **{"pytest": False, "ipython": False, "hydra_main": True, **changes}
+    )
     assert found is None if reason is None else reason in (found or "")
 
 
@@ -328,8 +330,8 @@ def test_overrides_that_are_too_long(length: int, shown: bool) -> None:
     overrides = ("x" * length,)
     start = started(Path("/"), "app.py")
     for command in (
-        _program.program_command((), Program((PYTHON,), "/", ""), (), "/run", overrides),
-        _program.function_command((), start, "pkg._rank", "/run", overrides),
+        program_module.program_command((), Program((PYTHON,), "/", ""), (), "/run", overrides),
+        program_module.function_command((), start, "pkg._rank", "/run", overrides),
     ):
         assert any("overrides=" in part for part in command) is shown
         assert any("run_dir=" in part and "/run" in part for part in command)
@@ -338,7 +340,7 @@ def test_overrides_that_are_too_long(length: int, shown: bool) -> None:
 def test_the_command_of_a_program() -> None:
     """Wrapper, program, config flags, the rank's config and the two values stand in this order."""
     program = Program((PYTHON, "-O", "-m", "pkg", "--own"), "/start", "/start/pkg/__main__.py")
-    assert _program.program_command(
+    assert program_module.program_command(
         ("nsys", "profile"), program, ("--config-dir", "/conf dir"), "/run dir/0", ["lr=0.1", "s='a b'"]
     ) == (
         *("nsys", "profile", PYTHON, "-O", "-m", "pkg", "--own", "--config-dir", "/conf dir"),
@@ -351,7 +353,7 @@ def test_the_command_of_a_program() -> None:
 def test_the_command_of_a_function() -> None:
     """Without a program, the rank module of this package runs under the same interpreter and flags."""
     start = started(Path("/"), "app.py", interpreter_flags=("-O",))
-    assert _program.function_command(("strace", "-f"), start, "pkg._rank", "/run dir", ["a=1", "b=2"]) == (
+    assert program_module.function_command(("strace", "-f"), start, "pkg._rank", "/run dir", ["a=1", "b=2"]) == (
         *("strace", "-f", PYTHON, "-O", "-m", "pkg._rank"),
         "run_dir=/run%20dir",
         "overrides=a=1 b=2",
@@ -371,4 +373,4 @@ def test_the_command_of_a_function() -> None:
 )
 def test_config_flags(argv: list[str], flags: list[str]) -> None:
     """Where the user's configs lie is passed on; which primary config is not, as a rank has its own."""
-    assert _program.config_flags(argv, get_args_parser()) == flags
+    assert program_module.config_flags(argv, get_args_parser()) == flags

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _files, _results
-from hydra_plugins.hydra_ddp_subprocess_launcher._errors import JobFailedError, LauncherError, RankTraceback
-from hydra_plugins.hydra_ddp_subprocess_launcher._files import JobPaths
-from hydra_plugins.hydra_ddp_subprocess_launcher._results import LostValue, Verdict, judge
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, Outcome, RankExit, StopReason
+from hydra_plugins.hydra_ddp_subprocess_launcher.common import files
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import JobFailedError, LauncherError, RankTraceback
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.files import JobPaths
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import GroupReport, Outcome, RankExit, StopReason
+from hydra_plugins.hydra_ddp_subprocess_launcher.job import results
+from hydra_plugins.hydra_ddp_subprocess_launcher.job.results import JobResult, UnavailableValue, resolve_result
 from support.starts import job_start
 
 RUN = "run-1"
@@ -55,20 +56,20 @@ def report(
 @pytest.fixture
 def paths(tmp_path: Path) -> JobPaths:
     paths = JobPaths(str(tmp_path / "run"))
-    _files.make_job_folder(paths)
-    _files.write_private(paths.payload, b"")
+    files.make_job_folder(paths)
+    files.write_private(paths.payload, b"")
     return paths
 
 
 @pytest.fixture
-def verdict(paths: JobPaths) -> Callable[..., Verdict]:
+def verdict(paths: JobPaths) -> Callable[..., JobResult]:
     """Judge a job of two ranks by its report and what its ranks stored; None: nothing."""
 
-    def judge_it(report: GroupReport, *outcomes: Outcome | None) -> Verdict:
+    def judge_it(report: GroupReport, *outcomes: Outcome | None) -> JobResult:
         for rank, outcome in enumerate(outcomes):
             if outcome is not None:
-                _files.write_outcome(paths, rank, outcome)
-        return judge(report, job_start(paths.run_dir, len(outcomes), RUN))
+                files.write_outcome(paths, rank, outcome)
+        return resolve_result(report, job_start(paths.run_dir, len(outcomes), RUN))
 
     return judge_it
 
@@ -82,7 +83,7 @@ def test_last_lines_of_a_job_that_is_debugged(paths: JobPaths) -> None:
         Path(paths.log(rank)).write_text(f"rank {rank} says\n")
     for rank, debug, shown in ((0, False, True), (0, True, False), (1, True, True)):
         ended = report((rank, 3), (1 - rank, -15, True), reason=RANK_FAILED, cause=rank)
-        block = judge(ended, job_start(paths.run_dir, 2, RUN, terminal=debug)).block
+        block = resolve_result(ended, job_start(paths.run_dir, 2, RUN, terminal=debug)).block
         assert f"rank {rank} failed with exit code 3" in block
         assert (f"Last lines of rank {rank}:\n  rank {rank} says" in block) == shown
 
@@ -98,7 +99,7 @@ def test_last_lines_of_a_job_that_is_debugged(paths: JobPaths) -> None:
             id="crash in tear-down",
         ),
         pytest.param(
-            report((1, 0), (0, -15, True), reason=StopReason.LINGERING, finished=True),
+            report((1, 0), (0, -15, True), reason=StopReason.TEARDOWN_TIMEOUT, finished=True),
             (GOOD, GOOD_ELSEWHERE),
             ("rank 0 was ended by the launcher after every rank had finished its job: the results count",),
             id="lingering",
@@ -121,11 +122,11 @@ def test_last_lines_of_a_job_that_is_debugged(paths: JobPaths) -> None:
     ],
 )
 def test_a_completed_job(
-    verdict: Callable[..., Verdict], report: GroupReport, outcomes: tuple[Outcome, ...], warnings: tuple[str, ...]
+    verdict: Callable[..., JobResult], report: GroupReport, outcomes: tuple[Outcome, ...], warnings: tuple[str, ...]
 ) -> None:
     """When every rank has stored a good outcome the job completed; how ranks ended after that is a warning."""
     value = 0.5 if outcomes[0].value else None
-    assert verdict(report, *outcomes) == Verdict(completed=True, value=value, warnings=warnings)
+    assert verdict(report, *outcomes) == JobResult(completed=True, value=value, warnings=warnings)
 
 
 SPAWNED = """Traceback (most recent call last):
@@ -143,7 +144,7 @@ SPAWNED = """Traceback (most recent call last):
         ("code: -98, name: EADDRINUSE, message: address already in use", 1, False),
     ],
 )
-def test_ranks_that_spawn_ranks(verdict: Callable[..., Verdict], words: str, nproc: int, said: bool) -> None:
+def test_ranks_that_spawn_ranks(verdict: Callable[..., JobResult], words: str, nproc: int, said: bool) -> None:
     """Where each of several ranks spawns ranks, the message says that they get in each other's way."""
     outcomes = [failed(traceback=f"{SPAWNED}{words}"), *[None] * (nproc - 1)]
     block = verdict(report((0, 1), reason=RANK_FAILED, cause=0), *outcomes).block
@@ -259,7 +260,7 @@ def test_ranks_that_spawn_ranks(verdict: Callable[..., Verdict], words: str, npr
     ],
 )
 def test_a_failed_job(
-    verdict: Callable[..., Verdict],
+    verdict: Callable[..., JobResult],
     paths: JobPaths,
     report: GroupReport,
     outcomes: tuple[Outcome | None, ...],
@@ -279,7 +280,7 @@ def test_a_failed_job(
     assert paths.folder in judged.block
 
 
-def test_the_users_own_exception(verdict: Callable[..., Verdict]) -> None:
+def test_the_users_own_exception(verdict: Callable[..., JobResult]) -> None:
     """The sweeper gets the user's exception, with the rank's traceback as its cause."""
     judged = verdict(report((0, 1), reason=RANK_FAILED, cause=0), failed(error=KeyError("mine")))
     assert type(judged.value) is KeyError and judged.value.args == ("mine",)
@@ -292,7 +293,7 @@ def test_the_users_own_exception(verdict: Callable[..., Verdict]) -> None:
     [None, b"cno_such_module\nError\n.", b"damaged", pickle.dumps("no exception"), pickle.dumps(KeyboardInterrupt())],
     ids=["none", "unknown class", "damaged", "no exception", "no Exception"],
 )
-def test_an_exception_that_cannot_be_rebuilt(verdict: Callable[..., Verdict], exception: bytes | None) -> None:
+def test_an_exception_that_cannot_be_rebuilt(verdict: Callable[..., JobResult], exception: bytes | None) -> None:
     """Where the user's exception cannot be had, ours tells all that is known, as a message without our stack."""
     outcome = failed(exception=exception)
     judged = verdict(report((0, 1), reason=RANK_FAILED, cause=0), outcome)
@@ -308,14 +309,14 @@ class ReadOnlyError(Exception):
         raise AttributeError("read-only")
 
 
-def test_an_exception_that_refuses_attributes(verdict: Callable[..., Verdict]) -> None:
+def test_an_exception_that_refuses_attributes(verdict: Callable[..., JobResult]) -> None:
     """Even an exception with a `__setattr__` that refuses has its cause."""
     judged = verdict(report((0, 1), reason=RANK_FAILED, cause=0), failed(error=ReadOnlyError("mine")))
     assert type(judged.value) is ReadOnlyError
     assert isinstance(judged.value.__cause__, RankTraceback)
 
 
-def test_remote_fields(verdict: Callable[..., Verdict]) -> None:
+def test_remote_fields(verdict: Callable[..., JobResult]) -> None:
     """With Hydra 1.4's fields the exception is left to Hydra, which gives it its frames back."""
     outcome = failed(remote={"_remote_traceback": "text"})
     judged = verdict(report((0, 1), reason=RANK_FAILED, cause=0), outcome)
@@ -323,7 +324,7 @@ def test_remote_fields(verdict: Callable[..., Verdict]) -> None:
     assert judged.value.__cause__ is None
 
 
-def test_a_long_traceback_is_shortened(verdict: Callable[..., Verdict]) -> None:
+def test_a_long_traceback_is_shortened(verdict: Callable[..., JobResult]) -> None:
     """Of a long traceback the end is shown, and how much more there is in the log; the cause keeps all of it."""
     text = "".join(f"line {number}\n" for number in range(100))
     judged = verdict(report((0, 1), reason=RANK_FAILED, cause=0), failed(traceback=text))
@@ -339,7 +340,7 @@ def error_file(paths: JobPaths, rank: int) -> Path:
     return path
 
 
-def test_an_error_file_of_torch(verdict: Callable[..., Verdict], paths: JobPaths) -> None:
+def test_an_error_file_of_torch(verdict: Callable[..., JobResult], paths: JobPaths) -> None:
     """An error that a rank stored in torchrun's format, as torch's `record` does, tells where no outcome does."""
     message = {"message": "RuntimeError: nccl", "extraInfo": {"py_callstack": "the callstack", "timestamp": "1"}}
     error_file(paths, 1).write_text(json.dumps({"message": message}))
@@ -351,7 +352,7 @@ def test_an_error_file_of_torch(verdict: Callable[..., Verdict], paths: JobPaths
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", '{"message": 3}', '{"message": {}}', '{"message": {"message": "m", "extraInfo": 1}}']
 )
-def test_a_damaged_error_file(verdict: Callable[..., Verdict], paths: JobPaths, text: str) -> None:
+def test_a_damaged_error_file(verdict: Callable[..., JobResult], paths: JobPaths, text: str) -> None:
     """An error file that cannot be read is as good as none."""
     error_file(paths, 0).write_text(text)
     judged = verdict(report((0, 4), reason=RANK_FAILED, cause=0), None)
@@ -361,14 +362,14 @@ def test_a_damaged_error_file(verdict: Callable[..., Verdict], paths: JobPaths, 
 @pytest.mark.parametrize(
     "data", [b"damaged", pickle.dumps(failed(run_id="another"))], ids=["damaged", "another start's"]
 )
-def test_an_outcome_that_does_not_count(verdict: Callable[..., Verdict], paths: JobPaths, data: bytes) -> None:
+def test_an_outcome_that_does_not_count(verdict: Callable[..., JobResult], paths: JobPaths, data: bytes) -> None:
     """An outcome that cannot be read, or is not of this start, is as good as none."""
     Path(paths.outcome(0)).write_bytes(data)
     judged = verdict(report((0, 0)), None)
     assert judged.cause == "rank 0 ended with exit code 0 but did not finish the job"
 
 
-def test_a_run_directory_that_is_gone(verdict: Callable[..., Verdict], paths: JobPaths) -> None:
+def test_a_run_directory_that_is_gone(verdict: Callable[..., JobResult], paths: JobPaths) -> None:
     """When nothing can be stored any more, the message says so instead of guessing."""
     shutil.rmtree(paths.folder)
     judged = verdict(report((0, 1), reason=RANK_FAILED, cause=0), None)
@@ -377,7 +378,7 @@ def test_a_run_directory_that_is_gone(verdict: Callable[..., Verdict], paths: Jo
 
 
 @pytest.mark.parametrize("reason", [StopReason.TIMEOUT, StopReason.EXIT_TIMEOUT, StopReason.ORDERED, RANK_FAILED])
-def test_outcomes_that_came_too_late(verdict: Callable[..., Verdict], reason: StopReason) -> None:
+def test_outcomes_that_came_too_late(verdict: Callable[..., JobResult], reason: StopReason) -> None:
     """What ranks store after they were told to stop is no result: they may have cut their work short for it."""
     ended = report((0, 0, True), (1, 0, True), reason=reason, cause=0 if reason is RANK_FAILED else None)
     judged = verdict(ended, GOOD, GOOD_ELSEWHERE)
@@ -386,7 +387,7 @@ def test_outcomes_that_came_too_late(verdict: Callable[..., Verdict], reason: St
         assert "timeout_min" in judged.cause and "Python stacks" in judged.block
 
 
-def test_a_value_that_cannot_be_loaded(verdict: Callable[..., Verdict]) -> None:
+def test_a_value_that_cannot_be_loaded(verdict: Callable[..., JobResult]) -> None:
     """A value that this process cannot load, or that did not travel, is replaced by something that says why."""
     for outcome, words in (
         (
@@ -397,7 +398,7 @@ def test_a_value_that_cannot_be_loaded(verdict: Callable[..., Verdict]) -> None:
     ):
         judged = verdict(report((0, 0)), outcome)
         assert judged.completed
-        assert isinstance(judged.value, LostValue) and words in judged.value.reason
+        assert isinstance(judged.value, UnavailableValue) and words in judged.value.reason
         assert repr(judged.value) == f"<lost value: {judged.value.reason}>"
         assert len(judged.warnings) == 1 and words in judged.warnings[0]
 
@@ -405,8 +406,8 @@ def test_a_value_that_cannot_be_loaded(verdict: Callable[..., Verdict]) -> None:
 def test_failed_before_start() -> None:
     """A job that never started has the error itself as its value, in one line and in full."""
     error = LauncherError("one\n  two")
-    judged = _results.failed_before_start(error)
-    assert judged == Verdict(completed=False, value=error, cause="one two", block="LauncherError: one\n  two")
+    judged = results.failed_before_start(error)
+    assert judged == JobResult(completed=False, value=error, cause="one two", block="LauncherError: one\n  two")
 
 
 # --- several nodes
@@ -415,7 +416,7 @@ NODES: dict[str, Any] = {"hosts": ("a", "b")}
 
 
 @pytest.mark.parametrize("first", [1, 3])
-def test_the_node_that_failed_first(verdict: Callable[..., Verdict], first: int) -> None:
+def test_the_node_that_failed_first(verdict: Callable[..., JobResult], first: int) -> None:
     """Clocks of nodes differ: what counts is who told first, and on that node the time."""
     late, early = failed(50.0, summary="ValueError: late"), failed(1.0, summary="ValueError: early")
     outcomes = [None, late if first == 1 else early, None, late if first == 3 else early]
@@ -438,7 +439,7 @@ def test_the_node_that_failed_first(verdict: Callable[..., Verdict], first: int)
     assert judged.rank == first
 
 
-def test_a_lost_peer_on_the_node_that_told_first(verdict: Callable[..., Verdict]) -> None:
+def test_a_lost_peer_on_the_node_that_told_first(verdict: Callable[..., JobResult]) -> None:
     """The connection closes faster than the failure of the other node is told; it is not the cause all the same."""
     lost = failed(1.0, summary="RuntimeError: Connection closed by peer")
     cause = failed(2.0, summary="ValueError: broken")
@@ -457,14 +458,14 @@ def test_a_lost_peer_on_the_node_that_told_first(verdict: Callable[..., Verdict]
         (StopReason.ORDERED, "the job was ended because the launcher ordered it (node 1 (b))"),
     ],
 )
-def test_a_job_that_another_node_ended(verdict: Callable[..., Verdict], reason: StopReason, said: str) -> None:
+def test_a_job_that_another_node_ended(verdict: Callable[..., JobResult], reason: StopReason, said: str) -> None:
     """No rank is blamed; the ranks of which nothing is known are not either."""
     judged = verdict(report((0, -15, True), (1, -15, True), reason=reason, detail="node 1 (b)", **NODES), *(None,) * 4)
     assert said in judged.block
     assert judged.rank is None
 
 
-def test_a_node_that_did_not_come(verdict: Callable[..., Verdict]) -> None:
+def test_a_node_that_did_not_come(verdict: Callable[..., JobResult]) -> None:
     """A host that is not known is called so."""
     ended = report(reason=StopReason.START_FAILED, cause=2, detail="on node 1 (): no such folder", hosts=("a", ""))
     assert "rank 2 (node 1, unknown host) could not be started" in verdict(ended, *(None,) * 4).block

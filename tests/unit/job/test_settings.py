@@ -11,11 +11,16 @@ import yaml
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._choices import Entry, OnCodeChange, OnConfigDifference, ShowProgress
-from hydra_plugins.hydra_ddp_subprocess_launcher._errors import OptionError
-from hydra_plugins.hydra_ddp_subprocess_launcher._settings import LaunchSettings, read_settings, read_size
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import Limits
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.choices import (
+    Entry,
+    OnCodeChange,
+    OnConfigDifference,
+    ShowProgress,
+)
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import OptionError
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import Limits
 from hydra_plugins.hydra_ddp_subprocess_launcher.config import DDPSubprocessLauncherConf
+from hydra_plugins.hydra_ddp_subprocess_launcher.job.settings import LaunchSettings, read_settings, read_size
 
 OPTIONS = [option.name for option in fields(DDPSubprocessLauncherConf) if option.name != "_target_"]
 

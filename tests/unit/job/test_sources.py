@@ -11,10 +11,10 @@ from types import ModuleType
 import cloudpickle
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _sources
-from hydra_plugins.hydra_ddp_subprocess_launcher._choices import OnCodeChange
-from hydra_plugins.hydra_ddp_subprocess_launcher._errors import StartError
-from hydra_plugins.hydra_ddp_subprocess_launcher._sources import SourceWatch, changed_sources, stamp_sources
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.choices import OnCodeChange
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import StartError
+from hydra_plugins.hydra_ddp_subprocess_launcher.job import program
+from hydra_plugins.hydra_ddp_subprocess_launcher.job.program import SourceWatch, changed_sources, stamp_sources
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_the_programs_own_files(project: Path) -> None:
     stamps = stamp_sources(str(project / "train.py"))
     assert {str(project / "train.py"), str(project / "model.py"), __file__} <= set(stamps)
     assert str(project / "unused.py") not in stamps
-    others = (cloudpickle.__file__, pytest.__file__, os.__file__, logging.__file__, _sources.__file__)
+    others = (cloudpickle.__file__, pytest.__file__, os.__file__, logging.__file__, program.__file__)
     assert not set(map(os.path.realpath, others)) & set(map(os.path.realpath, stamps))
     status = (project / "model.py").stat()
     assert stamps[str(project / "model.py")] == (status.st_size, status.st_mtime_ns)

@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.utils import setup_globals
 from omegaconf import DictConfig, OmegaConf
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._spool import ComposeSpool
+from hydra_plugins.hydra_ddp_subprocess_launcher.job.frozen_config import ConfigCache
 
 # The old spellings of Hydra 1.3 and OmegaConf 2.3, which the next versions warn of.
 pytestmark = [
@@ -40,7 +40,7 @@ class Loader:
 MASTER = OmegaConf.create({})
 
 
-def taken(spool: ComposeSpool, *overrides: str) -> DictConfig:
+def taken(spool: ConfigCache, *overrides: str) -> DictConfig:
     kept = spool.take(overrides)
     assert kept is not None
     return kept.load()
@@ -49,7 +49,7 @@ def taken(spool: ComposeSpool, *overrides: str) -> DictConfig:
 def test_what_was_composed_is_not_composed_again() -> None:
     """A config that the sweeper composed is given out for the same overrides, once, in the order of composition."""
     loader = Loader()
-    spool = ComposeSpool(loader)
+    spool = ConfigCache(loader)
     spool.record()
     seen = [loader.load_sweep_config(MASTER, list(overrides)) for overrides in (["a=1"], ["a=2"], ["a=1"])]
     assert [config.n for config in seen] == [1, 2, 3]
@@ -64,7 +64,7 @@ def test_what_was_composed_is_not_composed_again() -> None:
 def test_the_order_of_overrides_matters() -> None:
     """Two jobs with the same overrides in another order are two jobs."""
     loader = Loader()
-    spool = ComposeSpool(loader)
+    spool = ConfigCache(loader)
     spool.record()
     loader.load_sweep_config(MASTER, ["a=1", "b=2"])
     assert spool.take(["b=2", "a=1"]) is None
@@ -74,7 +74,7 @@ def test_the_order_of_overrides_matters() -> None:
 def test_a_spool_that_has_stopped() -> None:
     """After `stop` the loader is as it was, nothing more is kept, and what was kept is still there, until `clear`."""
     loader = Loader()
-    spool = ComposeSpool(loader)
+    spool = ConfigCache(loader)
     spool.stop()
     spool.record()
     loader.load_sweep_config(MASTER, ["a=1"])
@@ -94,7 +94,7 @@ def test_a_spool_that_has_stopped() -> None:
 def test_another_loader_is_not_watched() -> None:
     """Only the sweep's own loader is watched, and none of its class."""
     loader, other = Loader(), Loader()
-    spool = ComposeSpool(loader)
+    spool = ConfigCache(loader)
     spool.record()
     other.load_sweep_config(MASTER, ["a=1"])
     assert spool.take(["a=1"]) is None
@@ -103,7 +103,7 @@ def test_another_loader_is_not_watched() -> None:
 def test_a_change_after_composition_is_not_seen() -> None:
     """What the sweeper does to its config later does not reach the job."""
     loader = Loader()
-    spool = ComposeSpool(loader)
+    spool = ConfigCache(loader)
     spool.record()
     loader.load_sweep_config(MASTER, ["a=1"]).n = 99
     assert taken(spool, "a=1").n == 1
@@ -120,7 +120,7 @@ def test_a_config_that_cannot_be_spooled() -> None:
         return config
 
     loader.load_sweep_config = with_lock_inside  # type: ignore[method-assign]
-    spool = ComposeSpool(loader)
+    spool = ConfigCache(loader)
     spool.record()
     with pytest.raises(TypeError, match="pickle"):
         pickle.dumps(loader.load_sweep_config(MASTER, ["a=1"]))
@@ -145,7 +145,7 @@ def test_types_survive_the_spool(tmp_path: Path) -> None:
     OmegaConf.set_struct(composed, True)
     loader = Loader()
     loader.load_sweep_config = lambda master_config, sweep_overrides: composed  # type: ignore[method-assign]
-    spool = ComposeSpool(loader)
+    spool = ConfigCache(loader)
     spool.record()
     loader.load_sweep_config(MASTER, ["a=2"])
     kept = spool.take(["a=2"])
@@ -166,7 +166,7 @@ def test_a_compose_that_fails_is_told() -> None:
             raise ValueError("broken")
 
     loader = Failing()
-    spool = ComposeSpool(loader, lambda: told.append("told"))
+    spool = ConfigCache(loader, lambda: told.append("told"))
     spool.record()
     with pytest.raises(ValueError, match="broken"):
         loader.load_sweep_config(OmegaConf.create(), [])

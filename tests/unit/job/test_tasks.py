@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import TaskId
-from hydra_plugins.hydra_ddp_subprocess_launcher._tasks import identify
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import TaskId
+from hydra_plugins.hydra_ddp_subprocess_launcher.job.rank import identify
 
 
 def task(cfg: Any) -> None:

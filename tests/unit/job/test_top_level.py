@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._top_level import config_values_from, find_calls
+from hydra_plugins.hydra_ddp_subprocess_launcher.job.program import config_values_from, find_calls
 
 SOURCE = """
 import os

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._choices import ShowProgress
-from hydra_plugins.hydra_ddp_subprocess_launcher._debug import DebugSession, debug_session
-from hydra_plugins.hydra_ddp_subprocess_launcher._errors import OptionError
-from hydra_plugins.hydra_ddp_subprocess_launcher._files import JobPaths
-from hydra_plugins.hydra_ddp_subprocess_launcher._progress import Progress
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.choices import ShowProgress
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import OptionError
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.files import JobPaths
+from hydra_plugins.hydra_ddp_subprocess_launcher.launcher.debug import DebugSession, debug_session
+from hydra_plugins.hydra_ddp_subprocess_launcher.launcher.progress import Progress
 
 INT, TERM, HUP, WINCH, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH, signal.SIGUSR1
 DEBUG: Any = SimpleNamespace(debug=True)

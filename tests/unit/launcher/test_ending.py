@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._ending import leave
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.signals import leave
 
 
 class Sweep:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._errors import StartError
-from hydra_plugins.hydra_ddp_subprocess_launcher._footprint import Footprint
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import StartError
+from hydra_plugins.hydra_ddp_subprocess_launcher.launcher.dry_run import DirSnapshot
 
 
 def sweep(folder: Path) -> None:
@@ -19,7 +19,7 @@ def sweep(folder: Path) -> None:
 
 def test_new_directories_go(tmp_path: Path) -> None:
     """Of a directory that was not there nothing stays; a second time is once too many, and does no harm."""
-    footprint = Footprint.look(str(tmp_path / "a" / "b"))
+    footprint = DirSnapshot.look(str(tmp_path / "a" / "b"))
     sweep(tmp_path / "a" / "b")
     footprint.restore()
     assert list(tmp_path.iterdir()) == []
@@ -33,7 +33,7 @@ def test_an_old_file_comes_back(tmp_path: Path) -> None:
     old.write_bytes(b"old \xff")
     old.chmod(0o640)
     os.utime(old, ns=(1_000_000_001, 2_000_000_003))
-    footprint = Footprint.look(str(tmp_path))
+    footprint = DirSnapshot.look(str(tmp_path))
     sweep(tmp_path)
     footprint.restore()
     status = old.stat()
@@ -43,7 +43,7 @@ def test_an_old_file_comes_back(tmp_path: Path) -> None:
 
 def test_what_is_somebody_elses_stays(tmp_path: Path) -> None:
     """Directories into which another file came stay, those within them that are empty do not."""
-    footprint = Footprint.look(str(tmp_path / "a" / "b"))
+    footprint = DirSnapshot.look(str(tmp_path / "a" / "b"))
     sweep(tmp_path / "a" / "b")
     (tmp_path / "a" / "mine").touch()
     footprint.restore()
@@ -52,16 +52,16 @@ def test_what_is_somebody_elses_stays(tmp_path: Path) -> None:
 
 def test_nothing_was_written(tmp_path: Path) -> None:
     """Where the sweeper failed before it wrote, there is nothing to do."""
-    Footprint.look(str(tmp_path / "a")).restore()
+    DirSnapshot.look(str(tmp_path / "a")).restore()
     (tmp_path / "file").touch()
-    Footprint.look(str(tmp_path / "file" / "below")).restore()
+    DirSnapshot.look(str(tmp_path / "file" / "below")).restore()
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_relative_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the one of the time when the sweep began, wherever the program goes."""
     monkeypatch.chdir(tmp_path)
-    footprint = Footprint.look("out")
+    footprint = DirSnapshot.look("out")
     sweep(tmp_path / "out")
     monkeypatch.chdir("/")
     footprint.restore()
@@ -72,4 +72,4 @@ def test_what_cannot_be_put_back(tmp_path: Path) -> None:
     """A file that cannot be read would be lost: that is said before anything is written."""
     (tmp_path / "multirun.yaml").mkdir()
     with pytest.raises(StartError, match=r"could not put back .*multirun\.yaml"):
-        Footprint.look(str(tmp_path))
+        DirSnapshot.look(str(tmp_path))

@@ -8,24 +8,25 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _line, _machine
-from hydra_plugins.hydra_ddp_subprocess_launcher._errors import OptionError
-from hydra_plugins.hydra_ddp_subprocess_launcher._line import Line
-from hydra_plugins.hydra_ddp_subprocess_launcher._schedule import Pool
-from hydra_plugins.hydra_ddp_subprocess_launcher._spool import KeptConfig
+from hydra_plugins.hydra_ddp_subprocess_launcher.common import processes
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import OptionError
+from hydra_plugins.hydra_ddp_subprocess_launcher.job.frozen_config import CachedConfig
+from hydra_plugins.hydra_ddp_subprocess_launcher.launcher import job_queue
+from hydra_plugins.hydra_ddp_subprocess_launcher.launcher.job_queue import JobQueue
+from hydra_plugins.hydra_ddp_subprocess_launcher.resources.schedule import DevicePool
 
 NOTHING: Any = None
 
 
-def line(pool: Pool, sizes: list[object]) -> Line:
+def line(pool: DevicePool, sizes: list[object]) -> JobQueue:
     """Return a line of jobs whose configs ask for these numbers of ranks, or of ranks and of devices for each of them.
 
     "?" is one that was not composed yet.
     """
 
-    def take(overrides: list[str]) -> KeptConfig | None:
+    def take(overrides: list[str]) -> CachedConfig | None:
         size = sizes[int(overrides[0].removeprefix("job="))]
-        return None if size == "?" else KeptConfig(NOTHING, size if isinstance(size, tuple) else (size, 1))
+        return None if size == "?" else CachedConfig(NOTHING, size if isinstance(size, tuple) else (size, 1))
 
     sweep: Any = SimpleNamespace(
         pool=pool,
@@ -33,44 +34,56 @@ def line(pool: Pool, sizes: list[object]) -> Line:
         spool=SimpleNamespace(take=take),
         config=OmegaConf.create({"size": 1, "hydra": {"launcher": {"nproc_per_node": "${size}"}}}),
     )
-    return Line(sweep, {number: [f"job={number}"] for number in range(len(sizes))}, NOTHING, NOTHING)
+    return JobQueue(sweep, {number: [f"job={number}"] for number in range(len(sizes))}, NOTHING, NOTHING)
 
 
 @pytest.mark.parametrize(
     ("pool", "sizes", "jobs", "ranks", "said"),
     [
-        (Pool(), [2], 1, 2, "1 job, 1 at a time, 2 ranks each"),
-        (Pool(), [1, 1, 1], 1, 1, "3 jobs, 1 at a time, 1 rank each"),
-        (Pool(max_jobs=4), [2, 2], 2, 4, "2 jobs, 2 at a time, 2 ranks each"),
-        (Pool(max_jobs=2), [3, 1, 2], 2, 5, "3 jobs, 2 at a time, 1-3 ranks each"),
-        (Pool(tuple("abcd")), [2, 2, 2], 2, 4, "3 jobs, 2 at a time, 2 ranks each, devices [a,b] [c,d]"),
-        (Pool(tuple("abcd")), [1], 1, 1, "1 job, 1 at a time, 1 rank each, devices [a]"),
-        (Pool(tuple("abcd")), [3, 3], 1, 3, "2 jobs, 1 at a time, 3 ranks each, devices [a,b,c]"),
-        (Pool(tuple("abcd")), ["auto", "auto"], 1, 4, "2 jobs, 1 at a time, 4 ranks each, devices [a,b,c,d]"),
-        (Pool(tuple("ab"), jobs_per_device=2), [1] * 9, 4, 4, "9 jobs, 4 at a time, 1 rank each, devices a b"),
-        (Pool(tuple("abcd")), [1, 3], 2, 4, "2 jobs, 2 at a time, 1-3 ranks each, devices a b c d"),
-        (Pool(tuple("abcd")), ["?", "?"], 2, 4, "2 jobs, 2 at a time, ranks as each job asks, devices a b c d"),
-        (Pool(tuple("abcd")), [(1, 2)] * 3, 2, 2, "3 jobs, 2 at a time, 1 rank on 2 devices each, devices [a,b] [c,d]"),
-        (Pool(tuple("abcd")), [("auto", 2)], 1, 2, "1 job, 1 at a time, 2 ranks on 4 devices each, devices [a,b,c,d]"),
+        (DevicePool(), [2], 1, 2, "1 job, 1 at a time, 2 ranks each"),
+        (DevicePool(), [1, 1, 1], 1, 1, "3 jobs, 1 at a time, 1 rank each"),
+        (DevicePool(max_jobs=4), [2, 2], 2, 4, "2 jobs, 2 at a time, 2 ranks each"),
+        (DevicePool(max_jobs=2), [3, 1, 2], 2, 5, "3 jobs, 2 at a time, 1-3 ranks each"),
+        (DevicePool(tuple("abcd")), [2, 2, 2], 2, 4, "3 jobs, 2 at a time, 2 ranks each, devices [a,b] [c,d]"),
+        (DevicePool(tuple("abcd")), [1], 1, 1, "1 job, 1 at a time, 1 rank each, devices [a]"),
+        (DevicePool(tuple("abcd")), [3, 3], 1, 3, "2 jobs, 1 at a time, 3 ranks each, devices [a,b,c]"),
+        (DevicePool(tuple("abcd")), ["auto", "auto"], 1, 4, "2 jobs, 1 at a time, 4 ranks each, devices [a,b,c,d]"),
+        (DevicePool(tuple("ab"), jobs_per_device=2), [1] * 9, 4, 4, "9 jobs, 4 at a time, 1 rank each, devices a b"),
+        (DevicePool(tuple("abcd")), [1, 3], 2, 4, "2 jobs, 2 at a time, 1-3 ranks each, devices a b c d"),
+        (DevicePool(tuple("abcd")), ["?", "?"], 2, 4, "2 jobs, 2 at a time, ranks as each job asks, devices a b c d"),
         (
-            Pool(tuple("abcd")),
+            DevicePool(tuple("abcd")),
+            [(1, 2)] * 3,
+            2,
+            2,
+            "3 jobs, 2 at a time, 1 rank on 2 devices each, devices [a,b] [c,d]",
+        ),
+        (
+            DevicePool(tuple("abcd")),
+            [("auto", 2)],
+            1,
+            2,
+            "1 job, 1 at a time, 2 ranks on 4 devices each, devices [a,b,c,d]",
+        ),
+        (
+            DevicePool(tuple("abcd")),
             [(1, 2), (1, 4), (2, 1)],
             2,
             4,
             "3 jobs, 2 at a time, 1-2 ranks on 2-4 devices each, devices a b c d",
         ),
         (
-            Pool(tuple("ab"), jobs_per_device=2),
+            DevicePool(tuple("ab"), jobs_per_device=2),
             [(1, 2)] * 9,
             2,
             2,
             "9 jobs, 2 at a time, 1 rank on 2 devices each, devices a b",
         ),
-        (Pool(), [(2, 4)], 1, 2, "1 job, 1 at a time, 2 ranks each"),
-        (Pool(), [], 0, 1, "0 jobs, 0 at a time, ranks as each job asks"),
+        (DevicePool(), [(2, 4)], 1, 2, "1 job, 1 at a time, 2 ranks each"),
+        (DevicePool(), [], 0, 1, "0 jobs, 0 at a time, ranks as each job asks"),
     ],
 )
-def test_what_is_expected(pool: Pool, sizes: list[object], jobs: int, ranks: int, said: str) -> None:
+def test_what_is_expected(pool: DevicePool, sizes: list[object], jobs: int, ranks: int, said: str) -> None:
     """No more jobs than there are, and the ranks that are then there at most, which share the processor cores."""
     expected = line(pool, sizes)
     assert (expected.most_jobs, expected.most_ranks, expected.summary) == (jobs, ranks, said)
@@ -80,24 +93,24 @@ def test_what_is_expected(pool: Pool, sizes: list[object], jobs: int, ranks: int
     ("pool", "sizes", "planned", "threads"),
     [
         # The first one is composed before the number is chosen.
-        (Pool(), [8], 8, 8),
-        (Pool(), [8, 2], 2, 8),
+        (DevicePool(), [8], 8, 8),
+        (DevicePool(), [8, 2], 2, 8),
         # A later one turns out to be larger.
-        (Pool(), [2, 16], 16, 4),
-        (Pool(max_jobs=2), [2, 16], 16, 2),
-        (Pool(), [2, 128], 128, 1),
-        (Pool(tuple("abcdefgh")), [2, 8], 8, 8),
+        (DevicePool(), [2, 16], 16, 4),
+        (DevicePool(max_jobs=2), [2, 16], 16, 2),
+        (DevicePool(), [2, 128], 128, 1),
+        (DevicePool(tuple("abcdefgh")), [2, 8], 8, 8),
     ],
 )
 def test_threads_of_jobs_whose_sizes_are_not_known_at_first(
-    monkeypatch: pytest.MonkeyPatch, pool: Pool, sizes: list[int], planned: int, threads: int
+    monkeypatch: pytest.MonkeyPatch, pool: DevicePool, sizes: list[int], planned: int, threads: int
 ) -> None:
     """No job has more threads than its ranks, and those of jobs like it, have cores: here 64."""
-    monkeypatch.setattr(_machine, "usable_cores", lambda: 64)
+    monkeypatch.setattr(processes, "usable_cores", lambda: 64)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     queue = line(pool, ["?"] * len(sizes))
-    monkeypatch.setattr(_line, "compose_job", lambda _, overrides: sizes[int(overrides[0].removeprefix("job="))])
-    monkeypatch.setattr(KeptConfig, "put_by", lambda size: KeptConfig(NOTHING, size))
+    monkeypatch.setattr(job_queue, "compose_job", lambda _, overrides: sizes[int(overrides[0].removeprefix("job="))])
+    monkeypatch.setattr(CachedConfig, "put_by", lambda size: CachedConfig(NOTHING, size))
     first = int(queue.base_environment()["OMP_NUM_THREADS"])
     assert first * sizes[0] <= 64
     plan: Any = SimpleNamespace(nproc=planned)
@@ -107,7 +120,7 @@ def test_threads_of_jobs_whose_sizes_are_not_known_at_first(
 def test_a_size_that_never_fits() -> None:
     """A job that is known to be too large stops the sweep, and is named; one whose size makes no sense fails alone."""
     with pytest.raises(OptionError, match=r"Job 1 \(job=1\): A job of 3 ranks does not fit"):
-        line(Pool(("a", "b")), [1, 3])
+        line(DevicePool(("a", "b")), [1, 3])
     with pytest.raises(OptionError, match=r"Job 1 \(job=1\): A job of 2 ranks on 2 devices each does not fit"):
-        line(Pool(("a", "b")), [(1, 2), (2, 2)])
-    assert line(Pool(("a", "b")), [1, 0, "many", None, (1, 0)]).most_jobs == 2
+        line(DevicePool(("a", "b")), [(1, 2), (2, 2)])
+    assert line(DevicePool(("a", "b")), [1, 0, "many", None, (1, 0)]).most_jobs == 2

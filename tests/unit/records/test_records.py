@@ -13,25 +13,31 @@ from typing import Any, NoReturn
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._choices import Resume
-from hydra_plugins.hydra_ddp_subprocess_launcher._events import (
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.choices import Resume
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.files import SweepPaths
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups.rendezvous import JobEnd, JobFolder
+from hydra_plugins.hydra_ddp_subprocess_launcher.launcher.resume import PreviousRuns
+from hydra_plugins.hydra_ddp_subprocess_launcher.records.events import (
     Event,
     JobEnded,
     JobPaused,
+    JobRecord,
     JobsAdded,
     JobSkipped,
     JobStarted,
+    JobState,
     JobSubmitted,
     SweepBegan,
+    SweepRecord,
     SweepStopped,
     json_value,
 )
-from hydra_plugins.hydra_ddp_subprocess_launcher._files import SweepPaths
-from hydra_plugins.hydra_ddp_subprocess_launcher._journal import Journal, read_events, read_journal
-from hydra_plugins.hydra_ddp_subprocess_launcher._ledger import Ledger
-from hydra_plugins.hydra_ddp_subprocess_launcher._nodes import JobEnd, JobFolder
-from hydra_plugins.hydra_ddp_subprocess_launcher._records import JobRecord, JobState, SweepRecord
-from hydra_plugins.hydra_ddp_subprocess_launcher._resume import Earlier
+from hydra_plugins.hydra_ddp_subprocess_launcher.records.journal import (
+    Journal,
+    SweepRecorder,
+    read_events,
+    read_journal,
+)
 
 EVENTS: list[Event] = [
     SweepBegan(1.0, 42, "here", ("python", "train.py"), "/work", "0.1"),
@@ -189,7 +195,7 @@ def test_every_run_that_was_left_is_known() -> None:
     again = [SweepBegan(20.0, 43, "here", ("python",), "/work", "0.1"), JobsAdded(21.0, 0, (("x=1",), ("x=2",)), 2)]
     for event in [*ON_CLUSTER[:5], *again, refused]:
         record.apply(event)
-    earlier = Earlier(record, Resume.unfinished)
+    earlier = PreviousRuns(record, Resume.unfinished)
     known = earlier.find(0, ("x=1",), "", "abc")
     assert known is not None and known.state is JobState.FAILED
     assert [job.job_id for job in earlier.lost(0, ("x=1",), "")] == ["7_0"]
@@ -203,7 +209,7 @@ def test_what_is_left_on_the_cluster_and_not_asked_for() -> None:
     record = SweepRecord()
     for event in ON_CLUSTER[:4]:
         record.apply(event)
-    earlier = Earlier(record, Resume.unfinished)
+    earlier = PreviousRuns(record, Resume.unfinished)
     assert [job.job_id for job in earlier.left_out()] == ["7_0", "7_1"]
     known = earlier.find(0, ("x=1",), "", "abc")
     assert [job.job_id for job in earlier.left_out()] == ["7_1"]
@@ -217,7 +223,7 @@ def test_a_run_that_was_left_and_has_ended(tmp_path: Path) -> None:
     for event in (*ON_CLUSTER[:2], JobSubmitted(3.0, 0, "7_0", str(tmp_path), "abc", "slurm", "/sweep/7_0")):
         record.apply(event)
     JobFolder(str(tmp_path)).publish_end(JobEnd(False, "timed-out too many times"))
-    earlier = Earlier(record, Resume.unfinished)
+    earlier = PreviousRuns(record, Resume.unfinished)
     known = earlier.find(0, ("x=1",), "", "abc")
     assert known is not None and (known.state, known.cause) == (JobState.FAILED, "timed-out too many times")
     assert earlier.lost(0, ("x=1",), "") == []
@@ -258,7 +264,7 @@ def test_text_that_is_no_text(tmp_path: Path) -> None:
 def test_a_journal_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is said once, and the sweep goes on with its records in memory."""
     paths = SweepPaths(str(tmp_path / "gone"))
-    ledger = Ledger(paths)
+    ledger = SweepRecorder(paths)
     for event in EVENTS:
         ledger.note(event)
     assert ledger.record.jobs == FINAL

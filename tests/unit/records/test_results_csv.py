@@ -13,11 +13,16 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._events import JobEnded, JobsAdded, JobStarted, json_value
-from hydra_plugins.hydra_ddp_subprocess_launcher._files import SweepPaths
-from hydra_plugins.hydra_ddp_subprocess_launcher._ledger import Ledger
-from hydra_plugins.hydra_ddp_subprocess_launcher._records import JobRecord, JobState
-from hydra_plugins.hydra_ddp_subprocess_launcher._results_csv import results_table, write_results
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.files import SweepPaths
+from hydra_plugins.hydra_ddp_subprocess_launcher.records.events import (
+    JobEnded,
+    JobRecord,
+    JobsAdded,
+    JobStarted,
+    JobState,
+    json_value,
+)
+from hydra_plugins.hydra_ddp_subprocess_launcher.records.journal import SweepRecorder, results_table, write_results
 
 
 def job(number: int, *overrides: str, value: Any = None, **facts: Any) -> JobRecord:
@@ -142,7 +147,7 @@ def test_text_that_is_no_text(tmp_path: Path) -> None:
 
 def test_whole_at_any_moment(tmp_path: Path) -> None:
     """Whoever reads while jobs end finds a whole table each time, which only grows."""
-    ledger = Ledger(SweepPaths(str(tmp_path)))
+    ledger = SweepRecorder(SweepPaths(str(tmp_path)))
     (tmp_path / ".ddp").mkdir()
     ledger.note(JobsAdded(0, 0, tuple((f"x={number}",) for number in range(200)), 1))
     counts: list[int] = []
@@ -171,7 +176,7 @@ def test_whole_at_any_moment(tmp_path: Path) -> None:
 def test_many_jobs_cost_little(tmp_path: Path) -> None:
     """With thousands of jobs the table is not written anew at each end, and yet whole when there is nothing to do."""
     (tmp_path / ".ddp").mkdir()
-    ledger = Ledger(SweepPaths(str(tmp_path)))
+    ledger = SweepRecorder(SweepPaths(str(tmp_path)))
     ledger.note(JobsAdded(0, 0, tuple((f"x={number}",) for number in range(3000)), 1))
     writes = 0
     last = None

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _claim
-from hydra_plugins.hydra_ddp_subprocess_launcher._claim import Claim, Holder, live_holder, read_holder
-from hydra_plugins.hydra_ddp_subprocess_launcher._errors import StartError
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import StartError
+from hydra_plugins.hydra_ddp_subprocess_launcher.records import sweep_lock
+from hydra_plugins.hydra_ddp_subprocess_launcher.records.sweep_lock import LockOwner, SweepLock, live_owner, read_owner
 from support.runner import PATIENCE_S
 
 HOLD = f"""
 import sys, time
-from {_claim.__name__} import Claim
+from {sweep_lock.__name__} import Claim
 claim = Claim(sys.argv[1])
 print("held", flush=True)
 time.sleep(600)
@@ -54,11 +54,11 @@ def test_one_process_at_a_time(path: str) -> None:
     """A second process is refused in one sentence that names the first one, its host, its start and what to do."""
     with another_process(path) as process:
         with pytest.raises(StartError) as refused:
-            Claim(path)
+            SweepLock(path)
         said = str(refused.value)
         assert f"process {process.pid} on {os.uname().nodename}, since {time.strftime('%Y-')}" in said
         assert "hydra.sweep.dir" in said and "hydra-ddp status -d" in said
-        holder = live_holder(path)
+        holder = live_owner(path)
         assert holder is not None and holder.pid == process.pid and holder.here
 
 
@@ -68,40 +68,40 @@ def test_nothing_is_left_after_a_kill(path: str, how: signal.Signals) -> None:
     with another_process(path) as process:
         process.send_signal(how)
         process.wait()
-        assert live_holder(path) is None
-        Claim(path)
+        assert live_owner(path) is None
+        SweepLock(path)
 
 
 def test_let_go_of_with_the_object(path: str) -> None:
     """When the sweep is forgotten, the directory is free again, and nobody is named any more."""
-    claim = Claim(path)
-    assert read_holder(path) == Holder.this_process()
+    claim = SweepLock(path)
+    assert read_owner(path) == LockOwner.this_process()
     del claim
     gc.collect()
-    assert read_holder(path) is None
+    assert read_owner(path) is None
     with another_process(path):
         pass
 
 
 def test_a_later_sweep_of_this_process(path: str) -> None:
     """A later sweep of the same process takes the directory over; the end of the earlier one does not free it."""
-    first = Claim(path)
-    second = Claim(path)
+    first = SweepLock(path)
+    second = SweepLock(path)
     del first
     gc.collect()
-    holder = live_holder(path)
+    holder = live_owner(path)
     assert holder is not None
     # A second may have passed since.
-    assert replace(holder, since="") == replace(Holder.this_process(), since="")
+    assert replace(holder, since="") == replace(LockOwner.this_process(), since="")
     second.release()
-    assert live_holder(path) is None
+    assert live_owner(path) is None
 
 
 def test_looking_harms_nobody(path: str) -> None:
     """Who only looks again and again does not keep anybody from taking the claim."""
     looking = f"""
 import sys
-from {_claim.__name__} import live_holder
+from {sweep_lock.__name__} import live_holder
 print("held", flush=True)
 while True:
     live_holder(sys.argv[1])
@@ -109,7 +109,7 @@ while True:
     Path(path).write_text(json.dumps({"pid": 1, "host": "x", "since": "", "start": ""}))
     with another_process(path, looking), another_process(path, looking):
         for _ in range(20):
-            Claim(path).release()
+            SweepLock(path).release()
             Path(path).write_text(json.dumps({"pid": 1, "host": "x", "since": "", "start": ""}))
 
 
@@ -123,15 +123,15 @@ def test_a_child_that_was_forked_does_not_keep_it(path: str) -> None:
         child = int(process.stdout.readline().split()[1])
         assert process.stdout.readline() == "held\n"
         try:
-            assert live_holder(path) is not None
+            assert live_owner(path) is not None
             process.kill()
             process.wait()
             # The child lets go as the first thing that it does, when it is given a processor.
             deadline = time.monotonic() + PATIENCE_S
-            while live_holder(path) is not None and time.monotonic() < deadline:
+            while live_owner(path) is not None and time.monotonic() < deadline:
                 time.sleep(0.01)
-            assert live_holder(path) is None
-            Claim(path)
+            assert live_owner(path) is None
+            SweepLock(path)
         finally:
             os.kill(child, signal.SIGKILL)
 
@@ -150,7 +150,7 @@ def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_locks")
 def test_without_locks(path: str, caplog: pytest.LogCaptureFixture) -> None:
     """Where the file system has no locks the file itself is the claim, and that is said."""
-    Claim(path)
+    SweepLock(path)
     assert "has no locks" in caplog.text
 
 
@@ -159,27 +159,27 @@ def test_without_locks_a_live_holder_is_refused(path: str) -> None:
     """A process of this machine that runs, and any of another machine, is taken for a holder."""
     with another_process(path) as process:
         with pytest.raises(StartError, match=f"process {process.pid} .*or delete .*claim if that process is gone"):
-            Claim(path)
+            SweepLock(path)
         process.kill()
         process.wait()
-        Claim(path)
+        SweepLock(path)
     Path(path).write_text(json.dumps({"pid": 1, "host": "elsewhere", "since": "2026-01-01 00:00:00", "start": ""}))
     with pytest.raises(StartError, match="process 1 on elsewhere, since 2026-01-01 00:00:00"):
-        Claim(path)
+        SweepLock(path)
 
 
 @pytest.mark.usefixtures("no_locks")
 def test_without_locks_a_number_that_was_given_again(path: str) -> None:
     """A process that has the number of one that is gone is not taken for it."""
-    mine = Holder.this_process()
+    mine = LockOwner.this_process()
     Path(path).write_text(json.dumps({"pid": os.getppid(), "host": mine.host, "since": "", "start": "another boot 1"}))
-    assert live_holder(path) is None
-    Claim(path)
+    assert live_owner(path) is None
+    SweepLock(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"pid": 1}', b"\xff"])
 def test_a_damaged_file(path: str, content: bytes) -> None:
     """What a crash left in the file keeps nobody out."""
     Path(path).write_bytes(content)
-    assert live_holder(path) is None
-    Claim(path)
+    assert live_owner(path) is None
+    SweepLock(path)

@@ -13,12 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _locks
-from hydra_plugins.hydra_ddp_subprocess_launcher._devices import SETTLE_S, DeviceGate, find_devices, name_devices
-from hydra_plugins.hydra_ddp_subprocess_launcher._environment import locked_for_this_rank
-from hydra_plugins.hydra_ddp_subprocess_launcher._errors import OptionError
-from hydra_plugins.hydra_ddp_subprocess_launcher._locks import DeviceLocks
-from hydra_plugins.hydra_ddp_subprocess_launcher._nvml import Nvml
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import OptionError
+from hydra_plugins.hydra_ddp_subprocess_launcher.job.environment import locked_for_this_rank
+from hydra_plugins.hydra_ddp_subprocess_launcher.resources import devices as devices_module
+from hydra_plugins.hydra_ddp_subprocess_launcher.resources.devices import (
+    SETTLE_S,
+    DeviceAllocator,
+    DeviceLocks,
+    Nvml,
+    find_devices,
+    name_devices,
+)
 from support.fake_nvml import FakeDevice, FakeNvml
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -163,7 +168,7 @@ def other_process(folder: Path, name: str) -> bool:
     """Return whether another process could take a lock."""
     code = (
         "import sys\n"
-        "from hydra_plugins.hydra_ddp_subprocess_launcher._locks import DeviceLocks\n"
+        "from hydra_plugins.hydra_ddp_subprocess_launcher.resources.devices import DeviceLocks\n"
         "sys.exit(not DeviceLocks('other', folder=sys.argv[1]).obtain(sys.argv[2]))"
     )
     return subprocess.run([sys.executable, "-c", code, folder, name], check=False).returncode == 0
@@ -289,12 +294,12 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_all_sweeps_of_a_user_meet() -> None:
     """The folder does not depend on what differs between a login session, cron and a batch job."""
-    code = "from hydra_plugins.hydra_ddp_subprocess_launcher import _locks; print(_locks.FOLDER)"
+    code = "from hydra_plugins.hydra_ddp_subprocess_launcher.resources import devices as _locks; print(_locks.FOLDER)"
     for variables in ({}, {"XDG_RUNTIME_DIR": "/nowhere", "TMPDIR": "/nowhere", "HOME": "/nowhere"}):
         environment = {**os.environ, **variables}
         found = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
-        assert found.strip() == _locks.FOLDER
-    assert str(os.getuid()) in _locks.FOLDER
+        assert found.strip() == devices_module.FOLDER
+    assert str(os.getuid()) in devices_module.FOLDER
 
 
 # --- the gate
@@ -308,10 +313,10 @@ class Clock:
         return self.now
 
 
-def gate_of(tmp_path: Path, clock: Clock | None = None, min_free_gb: float | None = None) -> DeviceGate:
+def gate_of(tmp_path: Path, clock: Clock | None = None, min_free_gb: float | None = None) -> DeviceAllocator:
     nvml = asked()
     names = name_devices(["0", "1"], VARIABLE, nvml)
-    return DeviceGate(names, nvml, DeviceLocks("mine", folder=str(tmp_path)), min_free_gb, clock or Clock())
+    return DeviceAllocator(names, nvml, DeviceLocks("mine", folder=str(tmp_path)), min_free_gb, clock or Clock())
 
 
 def test_the_gate_locks_what_is_used(fake: FakeNvml, tmp_path: Path) -> None:
@@ -319,15 +324,15 @@ def test_the_gate_locks_what_is_used(fake: FakeNvml, tmp_path: Path) -> None:
     gate, other = gate_of(tmp_path), DeviceLocks("other", folder=str(tmp_path))
     assert gate.obtain("0") and gate.obtain("1")
     assert not other.obtain("GPU-aaa1") and not other.obtain("GPU-aab2")
-    gate.keep_only(["0"])
+    gate.release_unused(["0"])
     assert not other.obtain("GPU-aaa1") and other.obtain("GPU-aab2")
     assert len(gate.descriptors(["0"])) == 1
     assert not gate.obtain("1")
-    (why,) = gate.take_refused().values()
+    (why,) = gate.blocked_by().values()
     assert f"is held by process {os.getpid()}, sweep other" in why
-    assert gate.take_refused() == {}
+    assert gate.blocked_by() == {}
     gate.job_ended(["0"])
-    gate.keep_only([])
+    gate.release_unused([])
     assert other.obtain("GPU-aaa1")
     gate.close()
 
@@ -370,7 +375,7 @@ def test_a_busy_device(fake: FakeNvml, tmp_path: Path) -> None:
     gate = gate_of(tmp_path, min_free_gb=20)
     fake.devices[0].free = 3 * GB
     assert not gate.obtain("0") and gate.obtain("1")
-    assert gate.take_refused() == {"0": "has less than hydra.launcher.min_free_memory_gb=20 free"}
+    assert gate.blocked_by() == {"0": "has less than hydra.launcher.min_free_memory_gb=20 free"}
     assert DeviceLocks("other", folder=str(tmp_path)).obtain("GPU-aaa1")
     fake.devices[0].free = 20 * GB
     assert not gate.obtain("0"), "the other sweep has it now"
@@ -400,14 +405,14 @@ def test_processes_that_linger(fake: FakeNvml, tmp_path: Path) -> None:
     assert gate.obtain("0")
     fake.devices[0].pids = [7, 1234]
     gate.job_ended(["0"])
-    gate.keep_only([])
+    gate.release_unused([])
     assert not gate.settled
     assert not gate.obtain("0")
-    assert gate.take_refused() == {"0": "has processes that were not there before the last job"}
+    assert gate.blocked_by() == {"0": "has processes that were not there before the last job"}
     assert not other.obtain("GPU-aaa1")
     fake.devices[0].pids = [7]
     assert gate.settled
-    gate.keep_only([])
+    gate.release_unused([])
     assert other.obtain("GPU-aaa1")
 
 
@@ -424,7 +429,7 @@ def test_a_process_of_somebody_else(fake: FakeNvml, tmp_path: Path) -> None:
     for _ in range(2):
         gate.job_ended(["0"])
         assert gate.ready(["0"])
-    gate.keep_only([])
+    gate.release_unused([])
     assert gate.obtain("0")
     gate.job_ended(["0"])
     assert gate.settled
@@ -446,7 +451,7 @@ def test_processes_that_stay(fake: FakeNvml, tmp_path: Path) -> None:
 def test_no_locks(fake: FakeNvml) -> None:
     """With lock_devices=false nothing is locked and nothing handed on."""
     nvml = asked()
-    gate = DeviceGate(name_devices(["0"], VARIABLE, nvml), nvml, None, None)
+    gate = DeviceAllocator(name_devices(["0"], VARIABLE, nvml), nvml, None, None)
     assert gate.obtain("0")
     assert gate.descriptors(["0"]) == []
     gate.close()

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._errors import StartError
-from hydra_plugins.hydra_ddp_subprocess_launcher._port import (
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import StartError
+from hydra_plugins.hydra_ddp_subprocess_launcher.resources.port import (
     check_other_node,
     is_port_clash,
     reserve_port,

@@ -10,8 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._errors import OptionError
-from hydra_plugins.hydra_ddp_subprocess_launcher._schedule import MOST_OVERTAKEN, Pool, Schedule, Turn
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import OptionError
+from hydra_plugins.hydra_ddp_subprocess_launcher.resources.schedule import (
+    MOST_OVERTAKEN,
+    DevicePool,
+    Placement,
+    Schedule,
+)
 
 # --- what a pool has room for
 
@@ -35,20 +40,20 @@ from hydra_plugins.hydra_ddp_subprocess_launcher._schedule import MOST_OVERTAKEN
 )
 def test_ranks_of_a_job(ids: str, asked: int | None, per_rank: int, nproc: int, devices: int) -> None:
     """`auto` is as many ranks as the devices do for, 1 without devices; a number is that number."""
-    size = Pool(tuple(ids)).size(asked, per_rank)
+    size = DevicePool(tuple(ids)).size(asked, per_rank)
     assert (size.nproc, size.devices) == (nproc, devices)
 
 
 def test_a_job_that_never_fits() -> None:
     """A job that needs more devices than there are is an error with both numbers and the ids."""
     with pytest.raises(OptionError, match=r"nproc_per_node=3, but there are only 2 devices \(GPU-a, GPU-b\)"):
-        Pool(("GPU-a", "GPU-b"), jobs_per_device=4).size(3)
+        DevicePool(("GPU-a", "GPU-b"), jobs_per_device=4).size(3)
     with pytest.raises(
         OptionError, match=r"nproc_per_node=2 with .*devices_per_rank=2 takes 4 devices.* only 3 devices"
     ):
-        Pool(("a", "b", "c")).size(2, 2)
+        DevicePool(("a", "b", "c")).size(2, 2)
     with pytest.raises(OptionError, match=r"devices_per_rank=2 takes 2 devices.* only 1 device \(a\)"):
-        Pool(("a",)).size(None, 2)
+        DevicePool(("a",)).size(None, 2)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +74,7 @@ def test_a_job_that_never_fits() -> None:
 )
 def test_jobs_at_once(ids: str, shared: int, limit: int | None, nproc: int, jobs: int) -> None:
     """As many jobs as the devices have room for, 1 without devices, and no more than the option allows."""
-    pool = Pool(tuple(ids), shared, limit)
+    pool = DevicePool(tuple(ids), shared, limit)
     assert pool.most_jobs(nproc) == jobs
     if nproc <= len(ids) or not ids:
         schedule = scheduled(pool, [nproc] * 12)
@@ -79,14 +84,14 @@ def test_jobs_at_once(ids: str, shared: int, limit: int | None, nproc: int, jobs
 # --- written histories
 
 
-def scheduled(pool: Pool, sizes: list[int | None]) -> Schedule:
+def scheduled(pool: DevicePool, sizes: list[int | None]) -> Schedule:
     schedule = Schedule(pool)
     for job, nproc in enumerate(sizes):
         schedule.add(job, nproc)
     return schedule
 
 
-def start_all(schedule: Schedule) -> list[Turn]:
+def start_all(schedule: Schedule) -> list[Placement]:
     """Start whoever can."""
     turns = []
     while (turn := schedule.choose()) is not None:
@@ -97,25 +102,25 @@ def start_all(schedule: Schedule) -> list[Turn]:
 
 def test_devices_in_order() -> None:
     """Devices are given out in the pool's order, in whole sets, and again when they are back."""
-    schedule = scheduled(Pool(("b", "a", "c")), [2, 2, 1])
-    assert start_all(schedule) == [Turn(0, ("b", "a")), Turn(2, ("c",), overtakes=(1,))]
+    schedule = scheduled(DevicePool(("b", "a", "c")), [2, 2, 1])
+    assert start_all(schedule) == [Placement(0, ("b", "a")), Placement(2, ("c",), overtakes=(1,))]
     schedule.end(2)
     assert start_all(schedule) == []
     schedule.end(0)
-    assert start_all(schedule) == [Turn(1, ("b", "a"))]
+    assert start_all(schedule) == [Placement(1, ("b", "a"))]
     assert schedule.devices_in_use == {"b", "a"}
     assert schedule.waiting == []
 
 
 def test_without_devices() -> None:
     """Without devices jobs have none, whatever their size, and one runs at a time unless the option says more."""
-    assert start_all(scheduled(Pool(), [4, 1])) == [Turn(0, ())]
-    assert start_all(scheduled(Pool(max_jobs=2), [4, 1, 1])) == [Turn(0, ()), Turn(1, ())]
+    assert start_all(scheduled(DevicePool(), [4, 1])) == [Placement(0, ())]
+    assert start_all(scheduled(DevicePool(max_jobs=2), [4, 1, 1])) == [Placement(0, ()), Placement(1, ())]
 
 
 def test_shared_devices() -> None:
     """Jobs go where the fewest are, and a device is given back by the last one on it."""
-    schedule = scheduled(Pool(("0", "1"), jobs_per_device=2), [1] * 5)
+    schedule = scheduled(DevicePool(("0", "1"), jobs_per_device=2), [1] * 5)
     assert [turn.devices for turn in start_all(schedule)] == [("0",), ("1",), ("0",), ("1",)]
     assert [schedule.alone_on(job) for job in range(4)] == [[], [], [], []]
     schedule.end(0)
@@ -126,7 +131,7 @@ def test_shared_devices() -> None:
 
 def test_a_large_job_is_overtaken_at_most_so_often() -> None:
     """Smaller jobs pass one that does not fit; after eight of them the devices that come back are kept for it."""
-    schedule = scheduled(Pool(("0", "1")), [1, 2, *[1] * 20])
+    schedule = scheduled(DevicePool(("0", "1")), [1, 2, *[1] * 20])
     assert [turn.job for turn in start_all(schedule)] == [0, 2]
     for started in range(3, 2 + MOST_OVERTAKEN):
         schedule.end(min(schedule.running))
@@ -140,11 +145,11 @@ def test_a_large_job_is_overtaken_at_most_so_often() -> None:
 def test_no_overtaking() -> None:
     """Where others wait for the jobs in order, none passes one whose devices other people have."""
     busy = {"1"}
-    schedule = scheduled(Pool(("0", "1"), max_jobs=1, in_order=True), [2, 1])
+    schedule = scheduled(DevicePool(("0", "1"), max_jobs=1, in_order=True), [2, 1])
     assert schedule.choose(lambda device: device not in busy) is None
     busy.clear()
     turn = schedule.choose(lambda device: device not in busy)
-    assert turn == Turn(0, ("0", "1"))
+    assert turn == Placement(0, ("0", "1"))
     schedule.start(turn)
     schedule.end(0)
     assert [one.job for one in start_all(schedule)] == [1]
@@ -152,7 +157,7 @@ def test_no_overtaking() -> None:
 
 def test_a_job_of_unknown_size() -> None:
     """It does not start before its size is known; first in line it holds the others up, elsewhere it does not."""
-    schedule = scheduled(Pool(("0", "1")), [None, 1, None, 1])
+    schedule = scheduled(DevicePool(("0", "1")), [None, 1, None, 1])
     assert start_all(schedule) == []
     schedule.resize(0, 1)
     assert [turn.job for turn in start_all(schedule)] == [0, 1]
@@ -163,23 +168,23 @@ def test_a_job_of_unknown_size() -> None:
 
 def test_devices_that_others_have() -> None:
     """What cannot be obtained is left out, and the order of the rest kept."""
-    schedule = scheduled(Pool(("0", "1", "2")), [2, 2])
+    schedule = scheduled(DevicePool(("0", "1", "2")), [2, 2])
     turn = schedule.choose(lambda device: device != "0")
-    assert turn == Turn(0, ("1", "2"))
+    assert turn == Placement(0, ("1", "2"))
     assert schedule.choose(lambda device: device == "1") is None
     # To be chosen is not to be started.
-    assert schedule.choose() == Turn(0, ("0", "1"))
+    assert schedule.choose() == Placement(0, ("0", "1"))
 
 
 def test_devices_that_others_keep_for_long() -> None:
     """A job that lacks what others have is passed by as many as there are; ours would idle for it in vain."""
-    schedule = scheduled(Pool(("0", "1")), [2, *[1] * 20])
+    schedule = scheduled(DevicePool(("0", "1")), [2, *[1] * 20])
     for job in range(1, 21):
         turn = schedule.choose(lambda device: device == "1")
-        assert turn == Turn(job, ("1",))
+        assert turn == Placement(job, ("1",))
         schedule.start(turn)
         schedule.end(job)
-    assert start_all(schedule) == [Turn(0, ("0", "1"))]
+    assert start_all(schedule) == [Placement(0, ("0", "1"))]
 
 
 def test_no_device_is_asked_for_in_vain() -> None:
@@ -190,7 +195,7 @@ def test_no_device_is_asked_for_in_vain() -> None:
         asked.append(device)
         return device == "0"
 
-    assert scheduled(Pool(("0", "1")), [2] * 100).choose(obtain) is None
+    assert scheduled(DevicePool(("0", "1")), [2] * 100).choose(obtain) is None
     assert asked == ["0", "1"]
 
 
@@ -213,7 +218,7 @@ class Played:
     overtaken: Counter[int] = field(default_factory=Counter)
 
 
-def play(pool: Pool, sizes: list[int], durations: list[float], cancelled: set[int]) -> Played:
+def play(pool: DevicePool, sizes: list[int], durations: list[float], cancelled: set[int]) -> Played:
     """Run a sweep; failed jobs are short ones, and `cancelled` leave the line when the first job ends."""
     schedule = scheduled(pool, list(sizes))
     played = Played()
@@ -251,7 +256,7 @@ def check_nothing_idles(schedule: Schedule, sizes: list[int], played: Played) ->
         assert all(free < sizes[job] for job in schedule.waiting)
 
 
-def check_devices(pool: Pool, sizes: list[int], played: Played) -> None:
+def check_devices(pool: DevicePool, sizes: list[int], played: Played) -> None:
     """Each job has as many devices as ranks, all different; no moment sees more jobs on one than it may have."""
     for job, devices in played.devices.items():
         assert len(set(devices)) == len(devices) == (sizes[job] if pool.devices else 0)
@@ -264,10 +269,10 @@ def check_devices(pool: Pool, sizes: list[int], played: Played) -> None:
 
 
 @st.composite
-def sweeps(draw: st.DrawFn, *, mixed: bool) -> tuple[Pool, list[int], list[float], set[int]]:
+def sweeps(draw: st.DrawFn, *, mixed: bool) -> tuple[DevicePool, list[int], list[float], set[int]]:
     count = draw(st.integers(0, 8))
     ids = draw(st.permutations([f"GPU-{number}" for number in range(count)]))
-    pool = Pool(tuple(ids), draw(st.integers(1, 3)), draw(st.none() | st.integers(1, 6)))
+    pool = DevicePool(tuple(ids), draw(st.integers(1, 3)), draw(st.none() | st.integers(1, 6)))
     jobs = draw(st.integers(1, 40))
     sizes = st.integers(1, max(1, count))
     drawn = draw(st.lists(sizes, min_size=jobs, max_size=jobs)) if mixed else [draw(sizes)] * jobs
@@ -279,7 +284,7 @@ def sweeps(draw: st.DrawFn, *, mixed: bool) -> tuple[Pool, list[int], list[float
 
 @given(sweeps(mixed=True))
 @settings(deadline=None, max_examples=300)
-def test_any_sweep(sweep: tuple[Pool, list[int], list[float], set[int]]) -> None:
+def test_any_sweep(sweep: tuple[DevicePool, list[int], list[float], set[int]]) -> None:
     """No overlap, no idle set that the next in line could use, the bound on overtaking, and every job ends."""
     pool, sizes, durations, cancelled = sweep
     played = play(pool, sizes, durations, cancelled)
@@ -290,7 +295,7 @@ def test_any_sweep(sweep: tuple[Pool, list[int], list[float], set[int]]) -> None
 
 @given(sweeps(mixed=False))
 @settings(deadline=None, max_examples=200)
-def test_jobs_of_one_size(sweep: tuple[Pool, list[int], list[float], set[int]]) -> None:
+def test_jobs_of_one_size(sweep: tuple[DevicePool, list[int], list[float], set[int]]) -> None:
     """They start exactly as the greedy list schedule has it: the next one on whichever place is free first."""
     pool, sizes, durations, _ = sweep
     played = play(pool, sizes, durations, set())

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _nodes, _submitit
-from hydra_plugins.hydra_ddp_subprocess_launcher._choices import OnInterrupt
-from hydra_plugins.hydra_ddp_subprocess_launcher._cluster_job import ClusterJob
-from hydra_plugins.hydra_ddp_subprocess_launcher._cluster_link import ClusterLink
-from hydra_plugins.hydra_ddp_subprocess_launcher._files import JobPaths, make_job_folder, write_outcome
-from hydra_plugins.hydra_ddp_subprocess_launcher._nodes import JobEnd, JobFolder, StartFile
-from hydra_plugins.hydra_ddp_subprocess_launcher._results import Verdict
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import Outcome
-from hydra_plugins.hydra_ddp_subprocess_launcher._submitted import SubmittedBatch
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.choices import OnInterrupt
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.files import JobPaths, make_job_folder, write_outcome
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import Outcome
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups import rendezvous
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups.rendezvous import JobEnd, JobFolder, StartFile
+from hydra_plugins.hydra_ddp_subprocess_launcher.job.results import JobResult
+from hydra_plugins.hydra_ddp_subprocess_launcher.slurm import submitit_api
+from hydra_plugins.hydra_ddp_subprocess_launcher.slurm.batch import SubmittedBatch
+from hydra_plugins.hydra_ddp_subprocess_launcher.slurm.jobs import ClusterJob, SlurmPoller
 from support.starts import job_start
 
 
@@ -28,10 +28,10 @@ class Batch(SubmittedBatch):
     def __init__(self, folder: Path, jobs: int = 1) -> None:
         self.asked: list[bool] = []
         self.state = "RUNNING"
-        self.ended: dict[int, Verdict] = {}
+        self.ended: dict[int, JobResult] = {}
         self.submitted: list[int] = []
         self._cluster: Any = SimpleNamespace(executor="slurm")
-        self._link = ClusterLink(self._cluster)
+        self._link = SlurmPoller(self._cluster)
         self._sweep: Any = SimpleNamespace(settings=SimpleNamespace(check_config=None))
         progress = SimpleNamespace(submitted=lambda plan, job_id, folder: self.submitted.append(plan.number))
         self._progress: Any = progress
@@ -50,7 +50,7 @@ class Batch(SubmittedBatch):
         self.asked.append(ask)
         return self.state
 
-    def _end(self, job: ClusterJob, verdict: Verdict) -> None:
+    def _end(self, job: ClusterJob, verdict: JobResult) -> None:
         self.ended[job.plan.number] = verdict
         del self._jobs[job.plan.number]
 
@@ -58,9 +58,9 @@ class Batch(SubmittedBatch):
 @pytest.fixture
 def batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Batch:
     batch = Batch(tmp_path)
-    monkeypatch.setattr(_submitit, "state_of", batch.state_of)
-    monkeypatch.setattr(_submitit, "is_gone", lambda _job: True)
-    monkeypatch.setattr(_submitit, "is_queued", lambda _job: False)
+    monkeypatch.setattr(submitit_api, "state_of", batch.state_of)
+    monkeypatch.setattr(submitit_api, "is_gone", lambda _job: True)
+    monkeypatch.setattr(submitit_api, "is_queued", lambda _job: False)
     return batch
 
 
@@ -74,7 +74,7 @@ def test_old_answers_are_not_taken_for_long(batch: Batch) -> None:
 
 def test_one_question_for_all_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Batch(tmp_path, jobs=3)
-    monkeypatch.setattr(_submitit, "state_of", batch.state_of)
+    monkeypatch.setattr(submitit_api, "state_of", batch.state_of)
     batch._ask(1000.0)
     assert batch.asked == [True, False, False]
 
@@ -102,7 +102,7 @@ def test_a_job_that_cannot_be_cancelled_is_not_waited_for_for_ever(batch: Batch)
 def test_a_cancellation_is_repeated(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """`scancel` may come when SLURM does not answer."""
     cancelled: list[int] = []
-    monkeypatch.setattr(_submitit, "cancel", lambda handles: cancelled.append(len(handles)))
+    monkeypatch.setattr(submitit_api, "cancel", lambda handles: cancelled.append(len(handles)))
     batch._link.cancel(batch._jobs.values(), "cancelled after SIGINT", now=1000.0)
     for second in range(1000, 1040):
         batch._ask(float(second))
@@ -128,7 +128,7 @@ def test_an_error_of_the_launching_process(
 ) -> None:
     """A signal cancels the jobs unless they are to be left; a defect of ours is no reason to lose them."""
     cancelled: list[str] = []
-    monkeypatch.setattr(_submitit, "cancel", lambda handles: cancelled.extend(one.job_id for one in handles))
+    monkeypatch.setattr(submitit_api, "cancel", lambda handles: cancelled.extend(one.job_id for one in handles))
     batch._cluster.on_interrupt = choice
     batch._link.leave_for(error, [])
     assert caplog.text == ""
@@ -141,12 +141,12 @@ def test_a_cancelled_job_is_waited_for_until_its_last_process_is_gone(
     batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Accounting has it as cancelled while its ranks have until KillWait."""
-    monkeypatch.setattr(_submitit, "is_queued", lambda _job: True)
+    monkeypatch.setattr(submitit_api, "is_queued", lambda _job: True)
     batch._jobs[0].why, batch.state = "cancelled after SIGINT", "CANCELLED by 0"
     for second in range(1000, 1030):
         batch._ask(float(second))
     assert batch.ended == {}
-    monkeypatch.setattr(_submitit, "is_queued", lambda _job: False)
+    monkeypatch.setattr(submitit_api, "is_queued", lambda _job: False)
     batch._ask(1031.0)
     assert list(batch.ended) == [0]
 
@@ -157,8 +157,8 @@ def test_words_that_submitit_does_not_understand(batch: Batch, monkeypatch: pyte
     def misread(_job: object, *, ask: bool = False) -> str:
         raise KeyError("JobID")
 
-    monkeypatch.setattr(_submitit, "state_of", misread)
-    monkeypatch.setattr(_submitit, "is_gone", lambda _job: False)
+    monkeypatch.setattr(submitit_api, "state_of", misread)
+    monkeypatch.setattr(submitit_api, "is_gone", lambda _job: False)
     batch._ask(1000.0)
     batch._ask(2000.0)
     assert batch.ended == {} and batch._jobs[0].state == "UNKNOWN"
@@ -211,7 +211,7 @@ def test_a_start_is_read_once(batch: Batch, tmp_path: Path, monkeypatch: pytest.
     frozen = dataclasses.make_dataclass("Frozen", ["run_dir"], frozen=True)
     job = dataclasses.replace(batch._jobs[0], plan=plan(0, frozen("/planned")))
     read: list[str] = []
-    monkeypatch.setattr(StartFile, "read", lambda told: read.append(told.path) or _nodes._read_start(told.path))
+    monkeypatch.setattr(StartFile, "read", lambda told: read.append(told.path) or rendezvous._read_start(told.path))
     assert not job.take_last_start()
     job.folder.publish_start("0.0", job_start("/of_7", 1, "first"))
     assert [job.take_last_start() for _ in range(3)] == [True, False, False]

@@ -11,15 +11,13 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _submitting
-from hydra_plugins.hydra_ddp_subprocess_launcher._events import JobsAdded, JobSubmitted, SweepBegan
-from hydra_plugins.hydra_ddp_subprocess_launcher._journal import read_journal
-from hydra_plugins.hydra_ddp_subprocess_launcher._ledger import Ledger
-from hydra_plugins.hydra_ddp_subprocess_launcher._nodes import JobEnd, JobFolder
-from hydra_plugins.hydra_ddp_subprocess_launcher._part import RunPart
-from hydra_plugins.hydra_ddp_subprocess_launcher._records import SweepRecord
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import JOB_ID_TOKEN
-from hydra_plugins.hydra_ddp_subprocess_launcher._unnoted import find_unnoted
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import JOB_ID_TOKEN
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups.rendezvous import JobEnd, JobFolder
+from hydra_plugins.hydra_ddp_subprocess_launcher.records.events import JobsAdded, JobSubmitted, SweepBegan, SweepRecord
+from hydra_plugins.hydra_ddp_subprocess_launcher.records.journal import SweepRecorder, read_journal
+from hydra_plugins.hydra_ddp_subprocess_launcher.slurm import jobs as jobs_module
+from hydra_plugins.hydra_ddp_subprocess_launcher.slurm.jobs import find_orphans
+from hydra_plugins.hydra_ddp_subprocess_launcher.slurm.node_task import NodeTask
 from support.starts import submitted
 
 submitit = pytest.importorskip("submitit")
@@ -48,7 +46,7 @@ class Sweep:
         sent = replace(submitted(self.folder, run_dir), folder=str(self.meeting(job)))
         path = Path(self.submitits.replace("%j", job_id).replace("%A", job_id.partition("_")[0]))
         path.mkdir(parents=True, exist_ok=True)
-        submitit.core.utils.DelayedSubmission(RunPart(), sent).dump(path / f"{job_id}_submitted.pkl")
+        submitit.core.utils.DelayedSubmission(NodeTask(), sent).dump(path / f"{job_id}_submitted.pkl")
 
     @property
     def ids(self) -> list[str]:
@@ -64,7 +62,7 @@ def test_ids_that_nobody_had_noted(tmp_path: Path, submitits: str, caplog: pytes
     sweep.submit(0, "7_1")
     (tmp_path / "logs" / "7").mkdir(parents=True, exist_ok=True)
     (tmp_path / "logs" / "7" / "8_submitted.pkl").write_text("no pickle")
-    find_unnoted(sweep.record, fence=True)
+    find_orphans(sweep.record, fence=True)
     assert sweep.ids == ["7_1", "7_0"]
     assert [job.planned_dir for job in sweep.record.jobs.values()] == ["/run", "/of_7_0"]
     assert "Job 1 of an earlier run was submitted as 7_0, which nobody had noted" in caplog.text
@@ -76,7 +74,7 @@ def test_what_an_earlier_run_has_left(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path)
     sweep.record.apply(SweepBegan(9.0, 43, "here", ("python",), "/work", "0.1"))
     sweep.submit(0, "7_0")
-    find_unnoted(sweep.record, fence=False)
+    find_orphans(sweep.record, fence=False)
     assert [job.job_id for job in sweep.record.past] == ["7_0", ""]
 
 
@@ -85,7 +83,7 @@ def test_what_is_not_found(tmp_path: Path, fence: bool) -> None:
     """Should it be on the cluster all the same, it does nothing, as its place is another one's by then."""
     sweep = Sweep(tmp_path)
     sweep.submit(0, "7_0")
-    find_unnoted(sweep.record, fence=fence)
+    find_orphans(sweep.record, fence=fence)
     assert sweep.ids == ["7_0", ""]
     end = JobFolder(str(sweep.meeting(1))).read_end()
     assert end == (JobEnd(False, "its launching process was killed while it was being submitted") if fence else None)
@@ -98,14 +96,14 @@ def test_a_job_whose_end_is_known(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path)
     for job in range(2):
         JobFolder(str(sweep.meeting(job))).publish_end(JobEnd(True))
-    find_unnoted(sweep.record, fence=True)
+    find_orphans(sweep.record, fence=True)
     assert sweep.ids == ["", ""] and sweep.record.jobs[0].folder == str(sweep.meeting(0))
 
 
 def test_a_sweep_that_was_moved(tmp_path: Path) -> None:
     """Submitit's files are found where they are now, although they name the folder of before."""
     sweep = Sweep(tmp_path / "before")
-    ledger = Ledger(SimpleNamespace(journal=str(tmp_path / "before/.ddp/journal.jsonl"), results=""))  # type: ignore[arg-type]
+    ledger = SweepRecorder(SimpleNamespace(journal=str(tmp_path / "before/.ddp/journal.jsonl"), results=""))  # type: ignore[arg-type]
     (tmp_path / "before/.ddp").mkdir(parents=True)
     assert sweep.record.began is not None
     for event in (sweep.record.began, JobsAdded(2.0, 0, (("x=1",),), 1), sweep.intent(0)):
@@ -113,7 +111,7 @@ def test_a_sweep_that_was_moved(tmp_path: Path) -> None:
     sweep.submit(0, "7")
     (tmp_path / "before").rename(tmp_path / "after")
     record = read_journal(str(tmp_path / "after/.ddp/journal.jsonl"))
-    find_unnoted(record, fence=True)
+    find_orphans(record, fence=True)
     assert record.jobs[0].job_id == "7"
 
 
@@ -131,7 +129,7 @@ def test_the_intent_is_noted_first(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise Killed
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_submitting, "_describe", lambda *_: sent)
+    monkeypatch.setattr(jobs_module, "_describe", lambda *_: sent)
     cluster = SimpleNamespace(executor="local", queue={"submitit_folder": "logs/%j"})
     sweep = SimpleNamespace(
         cluster=cluster,
@@ -142,7 +140,7 @@ def test_the_intent_is_noted_first(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
     plan = SimpleNamespace(number=3, run_dir=run_dir, config_hash="abc")
     with pytest.raises(Killed):
-        _submitting.submit(sweep, [plan], str(tmp_path / "batch"))  # type: ignore[arg-type, list-item]
+        jobs_module.submit(sweep, [plan], str(tmp_path / "batch"))  # type: ignore[arg-type, list-item]
     (event,) = noted
     assert isinstance(event, JobSubmitted)
     planned = "/run" if run_dir == "/run" else ""

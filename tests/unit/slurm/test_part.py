@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _part
-from hydra_plugins.hydra_ddp_subprocess_launcher._errors import JobFailedError
-from hydra_plugins.hydra_ddp_subprocess_launcher._node import Node
-from hydra_plugins.hydra_ddp_subprocess_launcher._nodes import JobEnd, JobFolder
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, RankExit, StopReason
-from hydra_plugins.hydra_ddp_subprocess_launcher._submission import SubmittedJob
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import JobFailedError
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import GroupReport, RankExit, StopReason
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups.node_runner import NodeRunner
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups.rendezvous import JobEnd, JobFolder
+from hydra_plugins.hydra_ddp_subprocess_launcher.slurm import node_task
+from hydra_plugins.hydra_ddp_subprocess_launcher.slurm.node_task import SubmittedJob
 from support.runner import PATIENCE_S
 from support.starts import job_start, submitted
 
@@ -43,15 +43,15 @@ class Environment:
 
 def part_of(job: SubmittedJob) -> Any:
     os.makedirs(job.folder, exist_ok=True)
-    return _part._Part(job, Environment(), ("here",), "0.0")
+    return node_task._NodeRun(job, Environment(), ("here",), "0.0")
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(_part, "_AFTERMATH_LOCAL_S", 0.5)
-    monkeypatch.setattr(_part, "_REFUSED_S", 0.5)
-    monkeypatch.setattr(_part, "_SKEW_S", 1.0)
-    logger = logging.getLogger(_part.__package__)
+    monkeypatch.setattr(node_task, "_AFTERMATH_LOCAL_S", 0.5)
+    monkeypatch.setattr(node_task, "_REFUSED_S", 0.5)
+    monkeypatch.setattr(node_task, "_SKEW_S", 1.0)
+    logger = logging.getLogger(node_task.__package__)
     before = list(logger.handlers), logger.level
     handler = signal.getsignal(signal.SIGUSR2)
     yield
@@ -72,10 +72,10 @@ def test_a_job_that_is_over_is_not_run_again(tmp_path: Path, monkeypatch: pytest
     job = submitted(tmp_path)
     JobFolder(job.folder).publish_end(end)
     if end.completed:
-        assert _part.RunPart()(job) == "completed"
+        assert node_task.NodeTask()(job) == "completed"
     else:
         with pytest.raises(JobFailedError, match=r"The job failed \(rank 1: ValueError\)"):
-            _part.RunPart()(job)
+            node_task.NodeTask()(job)
     assert not (tmp_path / "run").exists()
 
 
@@ -83,25 +83,25 @@ def test_too_few_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job for two nodes that got one, as by `sbatch` within another allocation, says so."""
     import submitit
 
-    from hydra_plugins.hydra_ddp_subprocess_launcher._errors import StartError
+    from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import StartError
 
     monkeypatch.setattr(submitit, "JobEnvironment", Environment)
     job = submitted(tmp_path)
     start = job_start(str(tmp_path / "run"), 1)
     object.__setattr__(start.group, "nnodes", 2)
     with pytest.raises(StartError, match=r"for 2 nodes, but the cluster names 1 \(here"):
-        _part.RunPart()(SubmittedJob(**{**vars(job), "start": start}))
+        node_task.NodeTask()(SubmittedJob(**{**vars(job), "start": start}))
 
 
 def test_the_checkpoint_counts(tmp_path: Path) -> None:
     """What is run when the job is queued again differs from what ran: files of the two are told apart by it."""
-    delayed = _part.RunPart(2).checkpoint(submitted(tmp_path))
+    delayed = node_task.NodeTask(2).checkpoint(submitted(tmp_path))
     assert delayed.function._requeued == 3 and delayed.args == (submitted(tmp_path),)
 
 
 def test_an_end_that_cannot_be_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full for a while does not turn a job that has completed into one that could not be started."""
-    monkeypatch.setattr(_part, "_PUBLISH_INTERVAL_S", 0.0)
+    monkeypatch.setattr(node_task, "_PUBLISH_INTERVAL_S", 0.0)
     job = submitted(tmp_path)
     part = part_of(job)
     (tmp_path / "meeting").rename(tmp_path / "elsewhere")
@@ -113,7 +113,7 @@ def test_an_end_that_cannot_be_told_at_once(tmp_path: Path, monkeypatch: pytest.
         if len(tried) == 3:
             (tmp_path / "meeting").unlink()
 
-    monkeypatch.setattr(_part.time, "sleep", make_room)
+    monkeypatch.setattr(node_task.time, "sleep", make_room)
     part._publish(JobEnd(True))
     assert len(tried) == 3 and JobFolder(job.folder).read_end() == JobEnd(True)
 
@@ -246,7 +246,7 @@ def test_what_a_signal_has_ended(tmp_path: Path, report: GroupReport | None, wai
 
 ORPHAN = """
 import os, sys, time
-from hydra_plugins.hydra_ddp_subprocess_launcher._node import Node
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups.node_runner import Node
 if os.fork():
     os._exit(0)
 node = Node(0, None, None, int(sys.argv[1]) or os.getppid())
@@ -262,7 +262,7 @@ def test_an_orphan_is_stopped() -> None:
 
 
 def test_a_part_with_a_parent_is_not(tmp_path: Path) -> None:
-    node = Node(0, None, signal.SIGUSR2, os.getppid())
+    node = NodeRunner(0, None, signal.SIGUSR2, os.getppid())
     with node.listening():
         assert not node.is_stopped_within(0.3)
     assert not node.orphaned

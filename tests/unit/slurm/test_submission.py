@@ -5,9 +5,9 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _commands, _encoded
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import JOB_ID_TOKEN
-from hydra_plugins.hydra_ddp_subprocess_launcher._submission import SubmittedJob
+from hydra_plugins.hydra_ddp_subprocess_launcher.common import quoting
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import JOB_ID_TOKEN
+from hydra_plugins.hydra_ddp_subprocess_launcher.slurm.node_task import SubmittedJob
 from support.starts import job_start, submitted
 
 
@@ -42,6 +42,6 @@ def test_it_can_be_sent() -> None:
 
 def test_no_quoting_changes_the_place_of_the_id() -> None:
     """Neither a shell's nor that of a rank's command."""
-    assert _commands.shell_words([JOB_ID_TOKEN]) == JOB_ID_TOKEN
-    assert _encoded.hydra_quoted(JOB_ID_TOKEN).strip("'") == JOB_ID_TOKEN
-    assert _encoded.decode(JOB_ID_TOKEN) == JOB_ID_TOKEN
+    assert quoting.shell_words([JOB_ID_TOKEN]) == JOB_ID_TOKEN
+    assert quoting.hydra_quoted(JOB_ID_TOKEN).strip("'") == JOB_ID_TOKEN
+    assert quoting.decode(JOB_ID_TOKEN) == JOB_ID_TOKEN

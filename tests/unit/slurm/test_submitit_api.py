@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _submitit, config
-from hydra_plugins.hydra_ddp_subprocess_launcher._choices import OnInterrupt
-from hydra_plugins.hydra_ddp_subprocess_launcher._cluster import Cluster, read_cluster
-from hydra_plugins.hydra_ddp_subprocess_launcher._errors import OptionError, StartError
-from hydra_plugins.hydra_ddp_subprocess_launcher._records import JobRecord, JobState
-from hydra_plugins.hydra_ddp_subprocess_launcher._submitit import sbatch_text
+from hydra_plugins.hydra_ddp_subprocess_launcher import config
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.choices import OnInterrupt
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import OptionError, StartError
+from hydra_plugins.hydra_ddp_subprocess_launcher.records.events import JobRecord, JobState
+from hydra_plugins.hydra_ddp_subprocess_launcher.slurm import submitit_api
+from hydra_plugins.hydra_ddp_subprocess_launcher.slurm.submitit_api import Cluster, read_cluster, sbatch_text
 from support.runner import PATIENCE_S
 
 if importlib.util.find_spec("hydra_plugins.hydra_submitit_launcher") is None:
@@ -46,7 +46,7 @@ def test_defaults() -> None:
     settings, read = read_cluster(options(), "slurm")
     assert (read.nodes, read.gpus, read.on_interrupt, read.max_parallel_jobs) == (1, None, OnInterrupt.cancel, None)
     assert (settings.nnodes, settings.nproc_per_node, settings.devices) == (1, None, ())
-    assert _submitit.executor_parameters(read) == {
+    assert submitit_api.executor_parameters(read) == {
         "timeout_min": 60,
         "tasks_per_node": 1,
         "nodes": 1,
@@ -178,14 +178,14 @@ def test_parameters_that_submitit_refuses(tmp_path: Path) -> None:
     read = cluster("local", submitit_folder=str(tmp_path / "%j"))
     broken = dataclasses.replace(read, queue={**read.queue, "mem_gb": 1, "visible_gpus": "x"})
     with pytest.raises(OptionError, match=r"submitit refuses the options of hydra.launcher"):
-        _submitit.make_executor(broken)
+        submitit_api.make_executor(broken)
 
 
 def test_outside_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is submitted from within a job does not inherit that job's variables; they are back afterwards."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_NTASKS", "4")
-    with _submitit.outside_allocation():
+    with submitit_api.outside_allocation():
         assert "SLURM_JOB_ID" not in os.environ and "SLURM_NTASKS" not in os.environ
     assert os.environ["SLURM_NTASKS"] == "4"
 
@@ -195,21 +195,21 @@ def test_outside_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("state", ["COMPLETED", "FAILED", "CANCELLED by 0", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL"])
 def test_states_of_the_end(state: str) -> None:
-    assert _submitit.has_ended(state)
+    assert submitit_api.has_ended(state)
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "REQUEUED", "PREEMPTED", "UNKNOWN", "SUSPENDED"])
 def test_states_before_the_end(state: str) -> None:
     """A job that was preempted may be queued again."""
-    assert not _submitit.has_ended(state)
+    assert not submitit_api.has_ended(state)
 
 
 def test_hints() -> None:
     """What the cluster has ended has advice; what failed by itself has its own words."""
-    assert "mem_gb" in _submitit.hint("OUT_OF_MEMORY")
-    assert "timeout_min" in _submitit.hint("TIMEOUT")
-    assert "scancel" in _submitit.hint("CANCELLED by 1000")
-    assert _submitit.hint("FAILED") == ""
+    assert "mem_gb" in submitit_api.hint("OUT_OF_MEMORY")
+    assert "timeout_min" in submitit_api.hint("TIMEOUT")
+    assert "scancel" in submitit_api.hint("CANCELLED by 1000")
+    assert submitit_api.hint("FAILED") == ""
 
 
 class SlurmJob:
@@ -229,7 +229,7 @@ def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         script = tmp_path / "squeue"
         script.write_text(f"#!/bin/sh\necho {shlex.quote(said)} {'>&2' if code else ''}\nexit {code}\n")
         script.chmod(0o700)
-        monkeypatch.setattr(_submitit, "_QUEUE", _submitit._Queue())
+        monkeypatch.setattr(submitit_api, "_QUEUE", submitit_api._Queue())
 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     return says
@@ -253,7 +253,7 @@ def test_a_job_that_is_queued_again_has_not_ended(squeue: Any, accounting: str, 
     """Accounting tells of each run of a job; whether there will be another, the queue knows."""
     squeue(queue)
     job = SlurmJob(accounting)
-    assert _submitit.state_of(job) == state
+    assert submitit_api.state_of(job) == state
     assert ("7_1" in job.watcher._finished) == (state == accounting)
 
 
@@ -261,8 +261,8 @@ def test_a_queue_that_does_not_answer_is_no_end(squeue: Any) -> None:
     """While a dead node's jobs are queued again SLURM is busy: its silence must not fail a job that will run again."""
     squeue("slurm_load_jobs error: Unable to contact slurm controller", 1)
     for accounting in ("NODE_FAIL", "PREEMPTED", "FAILED"):
-        assert _submitit.state_of(SlurmJob(accounting)) == "UNKNOWN"
-    assert _submitit.is_queued(SlurmJob("CANCELLED"))
+        assert submitit_api.state_of(SlurmJob(accounting)) == "UNKNOWN"
+    assert submitit_api.is_queued(SlurmJob("CANCELLED"))
 
 
 def test_one_question_is_for_all_jobs(squeue: Any, tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_one_question_is_for_all_jobs(squeue: Any, tmp_path: Path) -> None:
     script = tmp_path / "squeue"
     script.write_text(script.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\necho asked >> {tmp_path}/asked\n"))
     for _ in range(50):
-        assert _submitit.state_of(SlurmJob("NODE_FAIL")) == "RUNNING"
+        assert submitit_api.state_of(SlurmJob("NODE_FAIL")) == "RUNNING"
     assert (tmp_path / "asked").read_text().count("asked") <= 2
 
 
@@ -282,14 +282,14 @@ def record(**changes: Any) -> JobRecord:
 def test_jobs_that_were_left(squeue: Any) -> None:
     """Only what the queue has is still there; what it does not tell is not taken for gone."""
     squeue("RUNNING")
-    assert _submitit.still_there(record()) == "RUNNING"
-    assert _submitit.still_there(record(state=JobState.COMPLETED)) == ""
-    assert _submitit.still_there(record(job_id="")) == ""
+    assert submitit_api.still_there(record()) == "RUNNING"
+    assert submitit_api.still_there(record(state=JobState.COMPLETED)) == ""
+    assert submitit_api.still_there(record(job_id="")) == ""
     squeue("CANCELLED")
-    assert _submitit.still_there(record()) == ""
+    assert submitit_api.still_there(record()) == ""
     squeue("slurm_load_jobs error: Unable to contact slurm controller", 1)
     with pytest.raises(StartError, match=r"7_1 is still on the cluster cannot be found out: .*Unable to contact"):
-        _submitit.still_there(record())
+        submitit_api.still_there(record())
 
 
 def test_a_number_that_another_process_has_by_now() -> None:
@@ -297,8 +297,8 @@ def test_a_number_that_another_process_has_by_now() -> None:
     other = subprocess.Popen(["sleep", "100"])
     try:
         local, left = cluster("local"), record(job_id=str(other.pid), executor="local")
-        assert _submitit.still_there(left) == ""
-        _submitit.cancel([_submitit.find_job(local, left.job_id)])
+        assert submitit_api.still_there(left) == ""
+        submitit_api.cancel([submitit_api.find_job(local, left.job_id)])
         time.sleep(0.1)
         assert other.poll() is None
     finally:
@@ -315,10 +315,10 @@ def test_a_local_job_of_another_process(tmp_path: Path) -> None:
     try:
         assert job.stdout is not None and job.stdout.readline()
         local, left = cluster("local"), record(job_id=str(job.pid), executor="local")
-        assert _submitit.still_there(left) == "RUNNING"
-        _submitit.cancel([_submitit.find_job(local, left.job_id)])
+        assert submitit_api.still_there(left) == "RUNNING"
+        submitit_api.cancel([submitit_api.find_job(local, left.job_id)])
         assert job.wait(PATIENCE_S) == -signal.SIGINT
-        assert _submitit.still_there(left) == ""
+        assert submitit_api.still_there(left) == ""
     finally:
         job.kill()
         job.communicate()
@@ -330,16 +330,16 @@ def test_scancel_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     script.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/args\necho no controller >&2\nexit 1\n')
     script.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert _submitit.cancel([SlurmJob("RUNNING"), SlurmJob("PENDING")]) == "no controller"
+    assert submitit_api.cancel([SlurmJob("RUNNING"), SlurmJob("PENDING")]) == "no controller"
     assert (tmp_path / "args").read_text().split() == ["7_1", "7_1"]
-    assert _submitit.cancel([]) == ""
+    assert submitit_api.cancel([]) == ""
 
 
 def test_jobs_that_are_gone(squeue: Any) -> None:
     """A job is gone when the queue says so, and not when it says nothing for another reason."""
     squeue("")
-    assert _submitit.is_gone(SlurmJob("UNKNOWN"))
+    assert submitit_api.is_gone(SlurmJob("UNKNOWN"))
     squeue("PENDING")
-    assert not _submitit.is_gone(SlurmJob("UNKNOWN"))
+    assert not submitit_api.is_gone(SlurmJob("UNKNOWN"))
     squeue("slurm_load_jobs error: Unable to contact slurm controller", 1)
-    assert not _submitit.is_gone(SlurmJob("UNKNOWN"))
+    assert not submitit_api.is_gone(SlurmJob("UNKNOWN"))

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _native
+from hydra_plugins.hydra_ddp_subprocess_launcher.supervisor import forkserver
 
 
 def test_thread_counts_that_are_no_numbers_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenMP takes lists, too; then one thread stays."""
-    monkeypatch.setattr(_native, "_loaded_libraries", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(forkserver, "_loaded_libraries", lambda: pytest.fail("asked"))
     for value in ("", "4,2", "many", "0"):
-        _native.set_thread_counts({"OMP_NUM_THREADS": value})
+        forkserver.set_thread_counts({"OMP_NUM_THREADS": value})
 
 
 UPGRADED = """
@@ -44,7 +44,7 @@ print(names == paths, [_loaded(name)._handle for name in names] == [one._handle 
 @pytest.mark.parametrize("happens", ["nothing", "removed", "replaced"])
 def test_libraries_that_are_upgraded_while_a_sweep_runs(tmp_path: Path, happens: str) -> None:
     """The ones that were loaded are told; also where they know nothing of threads, as plugins of OpenMP."""
-    code = UPGRADED.format(native=_native.__name__)
+    code = UPGRADED.format(native=forkserver.__name__)
     source = str(_ctypes.__file__)
     output = subprocess.check_output([sys.executable, "-c", code, source, str(tmp_path), happens], text=True)
     assert output == "True True\n"

@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._node_file import tell_for_keeper
-from hydra_plugins.hydra_ddp_subprocess_launcher._peers import BEAT_S, SILENT_S, Peers, refresh_names
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, Meeting, RankExit, StopReason
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import GroupReport, RankExit, RendezvousDir, StopReason
+from hydra_plugins.hydra_ddp_subprocess_launcher.supervisor.heartbeat import (
+    HEARTBEAT_INTERVAL_S,
+    HEARTBEAT_TIMEOUT_S,
+    Peers,
+    refresh_names,
+    tell_for_keeper,
+)
 
 BEGAN = 1000.0
 WELL = GroupReport((RankExit(0, 0, 5.0, stopped=False),), None, None, began_at=50.0, finished=True)
@@ -25,7 +30,7 @@ class Nodes:
         self.nnodes = nnodes
 
     def come(self, node: int, now: float = BEGAN) -> Peers:
-        return Peers(Meeting(str(self.folder), node, self.nnodes), f"host-{node}", now)
+        return Peers(RendezvousDir(str(self.folder), node, self.nnodes), f"host-{node}", now)
 
 
 @pytest.fixture
@@ -150,26 +155,28 @@ def test_a_node_that_has_ended_and_gives_up(nodes: Nodes) -> None:
 def test_a_report_of_what_lingered(nodes: Nodes) -> None:
     """A node that was ended after its ranks had finished has not failed, and the report says why it was ended."""
     first, second = nodes.come(0), nodes.come(1)
-    second.tell_end(GroupReport((), StopReason.LINGERING, None, "rank 3 still running", finished=True, left=True))
+    second.tell_end(
+        GroupReport((), StopReason.TEARDOWN_TIMEOUT, None, "rank 3 still running", finished=True, left=True)
+    )
     first.look(BEGAN)
     merged = first.merge(WELL)
-    assert (merged.reason, merged.finished, merged.left) == (StopReason.LINGERING, True, True)
+    assert (merged.reason, merged.finished, merged.left) == (StopReason.TEARDOWN_TIMEOUT, True, True)
 
 
 def test_silence(nodes: Nodes) -> None:
     """A node that gives signs of life is not lost; one that gives none for long is."""
     first, second = nodes.come(0), nodes.come(1)
     now = BEGAN
-    while now < BEGAN + 3 * SILENT_S:
-        now += BEAT_S
+    while now < BEGAN + 3 * HEARTBEAT_TIMEOUT_S:
+        now += HEARTBEAT_INTERVAL_S
         beat(now, first, second)
         assert first.lost(now) == []
     silent_since = now
     while not first.lost(now):
-        now += BEAT_S
+        now += HEARTBEAT_INTERVAL_S
         first.look(now)
-        assert now < silent_since + 2 * SILENT_S
-    assert now - silent_since > SILENT_S
+        assert now < silent_since + 2 * HEARTBEAT_TIMEOUT_S
+    assert now - silent_since > HEARTBEAT_TIMEOUT_S
     assert first.lost(now) == ["node 1 (host-1)"]
     merged = first.merge(GroupReport((), StopReason.NODE_LOST, None, "node 1 (host-1)"))
     assert (merged.reason, merged.detail, merged.finished) == (StopReason.NODE_LOST, "node 1 (host-1)", False)
@@ -182,16 +189,16 @@ def test_ones_own_silence(nodes: Nodes) -> None:
     """Who could not look, as it was stopped or its file system did not answer, blames nobody for it."""
     first, second = nodes.come(0), nodes.come(1)
     beat(BEGAN, first, second)
-    first.look(BEGAN + 10 * SILENT_S)
-    assert first.lost(BEGAN + 10 * SILENT_S) == []
+    first.look(BEGAN + 10 * HEARTBEAT_TIMEOUT_S)
+    assert first.lost(BEGAN + 10 * HEARTBEAT_TIMEOUT_S) == []
 
 
 def test_one_that_has_not_come_is_not_lost(nodes: Nodes) -> None:
     """It may wait for its devices as long as it wants; nor is it waited for by one that ends before."""
     first = nodes.come(0)
     now = BEGAN
-    while now < BEGAN + 2 * SILENT_S:
-        now += BEAT_S
+    while now < BEGAN + 2 * HEARTBEAT_TIMEOUT_S:
+        now += HEARTBEAT_INTERVAL_S
         first.look(now)
     assert (first.lost(now), first.missing, first.unfinished) == ([], ["node 1"], [])
     stopped = GroupReport((), StopReason.ORDERED, None, "SIGINT")
@@ -214,7 +221,7 @@ def test_one_that_cannot_tell_falls_silent(nodes: Nodes, monkeypatch: pytest.Mon
         first.tell_end(WELL)
     touched = file.stat().st_mtime_ns
     for place in range(10):
-        first.look(BEGAN + place * BEAT_S)
+        first.look(BEGAN + place * HEARTBEAT_INTERVAL_S)
     assert file.stat().st_mtime_ns == touched
 
 
@@ -236,7 +243,7 @@ def test_lines_that_come_in_parts(nodes: Nodes) -> None:
         file.write('st": "late"}}\n{"failing": {"ex')
     first.look(BEGAN + 1)
     assert (first.host_of(1), first.failed) == ("late", "")
-    tell_for_keeper(Meeting(str(nodes.folder), 1, 2), "late", FAILED)
+    tell_for_keeper(RendezvousDir(str(nodes.folder), 1, 2), "late", FAILED)
     first.look(BEGAN + 2)
     assert (first.failed, first.unfinished) == ("node 1 (late)", [])
 
@@ -245,7 +252,7 @@ def test_in_the_place_of_a_keeper_that_never_came(nodes: Nodes) -> None:
     """The others need not wait for it, and know why."""
     first = nodes.come(0)
     lost = GroupReport((), StopReason.KEEPER_LOST, None)
-    tell_for_keeper(Meeting(str(nodes.folder), 1, 2), "host-1", lost)
+    tell_for_keeper(RendezvousDir(str(nodes.folder), 1, 2), "host-1", lost)
     first.look(BEGAN)
     assert (first.missing, first.failed, first.unfinished) == ([], "node 1 (host-1)", [])
     merged = first.merge(GroupReport((), StopReason.NODE_FAILED, None, "node 1 (host-1)"))

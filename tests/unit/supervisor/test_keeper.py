@@ -13,12 +13,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
-from hydra_plugins.hydra_ddp_subprocess_launcher._node_file import tell_for_keeper
-from hydra_plugins.hydra_ddp_subprocess_launcher._orders import Forward, Note, Preempt, Started, Stop
-from hydra_plugins.hydra_ddp_subprocess_launcher._process import descendants
-from hydra_plugins.hydra_ddp_subprocess_launcher._spawner_link import KeeperEnded, SpawnerLink
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, GroupSpec, Limits, Meeting, StopReason
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.processes import descendants
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import (
+    Channel,
+    Forward,
+    GroupReport,
+    GroupSpec,
+    Limits,
+    Note,
+    Preempt,
+    RendezvousDir,
+    Started,
+    Stop,
+    StopReason,
+)
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups.spawners import KeeperEnded, SpawnerLink
+from hydra_plugins.hydra_ddp_subprocess_launcher.supervisor.heartbeat import tell_for_keeper
 from support.runner import PATIENCE_S
 from support.spawning import Job, is_alive, spec, wait_for_file
 
@@ -514,7 +524,7 @@ def on_node(start: Callable[..., Job], tmp_path: Path) -> Callable[..., Job]:
 
     def start_it(node: int, script: str, **changes: object) -> Job:
         ranks = (2 * node, 2 * node + 1)
-        changes.setdefault("meeting", Meeting(str(tmp_path / "meeting"), node, 2))
+        changes.setdefault("meeting", RendezvousDir(str(tmp_path / "meeting"), node, 2))
         return start(
             script,
             2,
@@ -617,7 +627,7 @@ def test_a_keeper_of_one_node_is_killed(on_node: Callable[..., Job], tmp_path: P
     heard(second, first, "ended")
     assert second.report is None
     lost = GroupReport((), StopReason.KEEPER_LOST, None)
-    tell_for_keeper(Meeting(str(tmp_path / "meeting"), 1, 2), "here", lost)
+    tell_for_keeper(RendezvousDir(str(tmp_path / "meeting"), 1, 2), "here", lost)
     first.wait("ended")
     report = report_of(first)
     assert report.reason is StopReason.KEEPER_LOST and report.detail.startswith("on node 1 (")
@@ -627,7 +637,7 @@ def test_a_keeper_of_one_node_is_killed(on_node: Callable[..., Job], tmp_path: P
 def test_nodes_that_cannot_meet(on_node: Callable[..., Job], tmp_path: Path) -> None:
     """No rank is started, and the error says where they would have met."""
     (tmp_path / "file").write_text("")
-    job = on_node(1, SLEEP, meeting=Meeting(str(tmp_path / "file" / "m"), 1, 2))
+    job = on_node(1, SLEEP, meeting=RendezvousDir(str(tmp_path / "file" / "m"), 1, 2))
     report = report_of(job)
     assert (report.reason, report.cause, report.hosts) == (StopReason.START_FAILED, 2, ())
     assert report.detail == f"Not a directory: {tmp_path}/file/m, where its nodes meet"

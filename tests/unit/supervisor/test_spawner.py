@@ -15,11 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher import _spawner
-from hydra_plugins.hydra_ddp_subprocess_launcher._channel import Channel
-from hydra_plugins.hydra_ddp_subprocess_launcher._orders import Stop
-from hydra_plugins.hydra_ddp_subprocess_launcher._spawner_link import KeeperEnded, SpawnerLink
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import GroupReport, StopReason
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import Channel, GroupReport, Stop, StopReason
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups.spawners import KeeperEnded, SpawnerLink
+from hydra_plugins.hydra_ddp_subprocess_launcher.supervisor import spawner
 from support.spawning import PATIENCE_S, Job, is_alive, spec, wait_for_file
 
 
@@ -88,8 +86,8 @@ def test_no_process_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
         with mine:
             with theirs:
                 socket.send_fds(ours, [struct.pack("!q", 8)], [theirs.fileno()])
-            assert _spawner._accept_job(spawners, {}, [], os.getpid())
-            assert _spawner._accept_job(spawners, {}, [], os.getpid())
+            assert spawner._accept_job(spawners, {}, [], os.getpid())
+            assert spawner._accept_job(spawners, {}, [], os.getpid())
             (report,) = Channel(mine).receive()
             assert report.reason is StopReason.START_FAILED
             assert "Resource temporarily unavailable" in report.detail

@@ -8,18 +8,24 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher._rules import (
-    DUMP_S,
-    FAILURE_LINGERS_S,
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import (
+    OUTPUT_LOST,
+    GroupReport,
+    Limits,
+    RankExit,
+    StopReason,
+)
+from hydra_plugins.hydra_ddp_subprocess_launcher.supervisor.stop_policy import (
+    DUMP_STACKS_S,
+    FAILED_RANK_HUNG_S,
     LAUNCHER_LOST_GRACE_S,
     LEFTOVERS_NOTE_S,
-    LINGERING_LIMIT_S,
-    LINGERING_NOTE_S,
     STILL_RUNNING_NOTE_S,
+    TEARDOWN_NOTE_S,
+    TEARDOWN_TIMEOUT_S,
     Action,
-    GroupRules,
+    StopPolicy,
 )
-from hydra_plugins.hydra_ddp_subprocess_launcher._specs import OUTPUT_LOST, GroupReport, Limits, RankExit, StopReason
 
 BEGAN = 1000.0
 GRACE_S = 15.0
@@ -43,7 +49,7 @@ class Played:
     notes: list[tuple[float, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.rules = GroupRules(range(self.nproc), self.limits, BEGAN)
+        self.rules = StopPolicy(range(self.nproc), self.limits, BEGAN)
 
     def look(self, after_s: float) -> Action:
         """Ask at a time, and keep what is not WAIT."""
@@ -127,10 +133,10 @@ def check_order(order: Sequence[str], code: int) -> None:
     kill_at = times["lost"] + LAUNCHER_LOST_GRACE_S
     if first == "deadline":
         # Who hangs shows its stacks first.
-        term_at = times[first] + DUMP_S
+        term_at = times[first] + DUMP_STACKS_S
         assert played.due == term_at
         played.look(term_at)
-        assert played.actions == [(times[first], Action.DUMP), (term_at, Action.TERMINATE)], order
+        assert played.actions == [(times[first], Action.DUMP_STACKS), (term_at, Action.TERMINATE)], order
     else:
         assert played.actions == [(times[first], Action.TERMINATE)], order
     assert played.due == kill_at
@@ -232,8 +238,8 @@ def test_a_signal_to_the_keeper() -> None:
 def test_stacks_without_a_grace_period() -> None:
     """A rank that hangs shows where, also when it then is killed at once."""
     played = Played(limits=Limits(0.0, timeout_s=10))
-    assert played.look(10) is Action.DUMP
-    assert played.look(10 + DUMP_S) is Action.KILL
+    assert played.look(10) is Action.DUMP_STACKS
+    assert played.look(10 + DUMP_STACKS_S) is Action.KILL
 
 
 def test_a_bad_exit_after_every_outcome_ends_the_group_too() -> None:
@@ -331,10 +337,10 @@ def test_timeout() -> None:
     assert played.due == 60
     played.end_well(10, 1)
     assert played.look(59.9) is Action.WAIT
-    assert played.look(60) is Action.DUMP
-    assert played.due == 60 + DUMP_S
-    assert played.look(60 + DUMP_S) is Action.TERMINATE
-    assert played.look(60 + DUMP_S + GRACE_S) is Action.KILL
+    assert played.look(60) is Action.DUMP_STACKS
+    assert played.due == 60 + DUMP_STACKS_S
+    assert played.look(60 + DUMP_STACKS_S) is Action.TERMINATE
+    assert played.look(60 + DUMP_STACKS_S + GRACE_S) is Action.KILL
     assert (played.report.reason, played.report.cause) == (StopReason.TIMEOUT, None)
     assert played.report.detail == "ranks 0, 2 still running"
 
@@ -347,8 +353,8 @@ def test_exit_timeout() -> None:
     assert played.due == 15
     played.end_well(13, 1)
     assert played.look(14.9) is Action.WAIT
-    assert played.look(15) is Action.DUMP
-    assert played.look(15 + DUMP_S) is Action.TERMINATE
+    assert played.look(15) is Action.DUMP_STACKS
+    assert played.look(15 + DUMP_STACKS_S) is Action.TERMINATE
     assert (played.report.reason, played.report.detail) == (StopReason.EXIT_TIMEOUT, "rank 0 still running")
 
 
@@ -373,18 +379,18 @@ def test_lingering() -> None:
     played.stored(1, 0, 2)
     assert played.due is None
     played.stored(5, 1)
-    assert played.due == 5 + LINGERING_LIMIT_S
+    assert played.due == 5 + TEARDOWN_TIMEOUT_S
     played.exit(6, 0, 0)
-    played.look(5 + LINGERING_NOTE_S - 0.1)
+    played.look(5 + TEARDOWN_NOTE_S - 0.1)
     assert played.notes == []
-    played.look(5 + LINGERING_NOTE_S)
-    played.look(5 + LINGERING_NOTE_S + 1)
+    played.look(5 + TEARDOWN_NOTE_S)
+    played.look(5 + TEARDOWN_NOTE_S + 1)
     line = "every rank has finished, but ranks 1, 2 do not exit: ended in 290 s, and the results count"
     assert played.notes == [(15, line)]
-    assert played.look(5 + LINGERING_LIMIT_S - 0.1) is Action.WAIT
-    assert played.look(5 + LINGERING_LIMIT_S) is Action.DUMP
-    assert played.look(5 + LINGERING_LIMIT_S + DUMP_S) is Action.TERMINATE
-    assert (played.report.reason, played.report.cause) == (StopReason.LINGERING, None)
+    assert played.look(5 + TEARDOWN_TIMEOUT_S - 0.1) is Action.WAIT
+    assert played.look(5 + TEARDOWN_TIMEOUT_S) is Action.DUMP_STACKS
+    assert played.look(5 + TEARDOWN_TIMEOUT_S + DUMP_STACKS_S) is Action.TERMINATE
+    assert (played.report.reason, played.report.cause) == (StopReason.TEARDOWN_TIMEOUT, None)
 
 
 def test_a_failed_rank_that_does_not_end() -> None:
@@ -392,14 +398,14 @@ def test_a_failed_rank_that_does_not_end() -> None:
     played = Played(nproc=3)
     played.rules.failure_stored(2, BEGAN + 5)
     played.rules.failure_stored(1, BEGAN + 6)
-    assert played.due == 5 + FAILURE_LINGERS_S
-    assert played.look(5 + FAILURE_LINGERS_S - 0.1) is Action.WAIT
-    assert played.look(5 + FAILURE_LINGERS_S) is Action.TERMINATE
+    assert played.due == 5 + FAILED_RANK_HUNG_S
+    assert played.look(5 + FAILED_RANK_HUNG_S - 0.1) is Action.WAIT
+    assert played.look(5 + FAILED_RANK_HUNG_S) is Action.TERMINATE
     assert (played.report.reason, played.report.cause) == (StopReason.RANK_FAILED, 2)
-    assert played.look(5 + FAILURE_LINGERS_S + GRACE_S) is Action.DUMP
-    assert played.look(5 + FAILURE_LINGERS_S + GRACE_S + DUMP_S - 0.1) is Action.WAIT
-    assert played.look(5 + FAILURE_LINGERS_S + GRACE_S + DUMP_S) is Action.KILL
-    assert (played.report.reason, played.report.cause) == (StopReason.FAILURE_LINGERS, 2)
+    assert played.look(5 + FAILED_RANK_HUNG_S + GRACE_S) is Action.DUMP_STACKS
+    assert played.look(5 + FAILED_RANK_HUNG_S + GRACE_S + DUMP_STACKS_S - 0.1) is Action.WAIT
+    assert played.look(5 + FAILED_RANK_HUNG_S + GRACE_S + DUMP_STACKS_S) is Action.KILL
+    assert (played.report.reason, played.report.cause) == (StopReason.FAILED_RANK_HUNG, 2)
 
 
 def test_a_failed_rank_that_is_slow_to_end_does_not_hang() -> None:
@@ -407,12 +413,12 @@ def test_a_failed_rank_that_is_slow_to_end_does_not_hang() -> None:
     for cut_short in (False, True):
         played = Played(nproc=2)
         played.rules.failure_stored(1, BEGAN + 5)
-        played.look(5 + FAILURE_LINGERS_S)
+        played.look(5 + FAILED_RANK_HUNG_S)
         if cut_short:
             played.rules.stop_ordered(BEGAN + 7, at_once=True)
             assert played.look(7) is Action.KILL
         else:
-            played.exit(5 + FAILURE_LINGERS_S + GRACE_S - 0.1, 1, 1)
+            played.exit(5 + FAILED_RANK_HUNG_S + GRACE_S - 0.1, 1, 1)
         assert (played.report.reason, played.report.cause) == (StopReason.RANK_FAILED, 1)
 
 
@@ -439,7 +445,7 @@ def test_outcomes_alone_end_nothing() -> None:
     """As long as one rank has stored nothing, the others may linger."""
     played = Played()
     played.stored(1, 0)
-    assert played.look(LINGERING_LIMIT_S * 10) is Action.WAIT
+    assert played.look(TEARDOWN_TIMEOUT_S * 10) is Action.WAIT
     assert played.notes == []
 
 
@@ -448,7 +454,7 @@ def test_the_earliest_limit_is_due_first() -> None:
     played = Played(limits=Limits(GRACE_S, timeout_s=1000, exit_timeout_s=100))
     assert played.due == 1000
     played.stored(10, 0, 1)
-    assert played.due == 10 + LINGERING_LIMIT_S
+    assert played.due == 10 + TEARDOWN_TIMEOUT_S
     played.exit(20, 0, 0)
     assert played.due == 120
 
@@ -530,8 +536,8 @@ def test_what_lingers_concerns_no_other_node() -> None:
     """Its ranks have finished, as those of the others may."""
     played = Played()
     played.stored(1, 0, 1)
-    played.look(1 + LINGERING_LIMIT_S)
-    assert (played.report.reason, played.rules.concerns_all) == (StopReason.LINGERING, False)
+    played.look(1 + TEARDOWN_TIMEOUT_S)
+    assert (played.report.reason, played.rules.concerns_all) == (StopReason.TEARDOWN_TIMEOUT, False)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,393 @@
+"""How the nodes of a job find, watch and tell each other."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import logging
+import math
+import os
+import pickle
+import signal
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .. import __version__
+from ..common import processes
+from ..common.errors import LauncherError, StartError
+from ..common.files import read_own_pickle, write_private, write_text
+from ..common.protocol import GroupReport, RendezvousDir, StopReason
+from ..common.signals import STOP_SIGNALS
+from ..job.plan import JobStart
+from ..supervisor import heartbeat
+from ..supervisor.heartbeat import HEARTBEAT_INTERVAL_S, Peers, refresh_names
+
+_log = logging.getLogger(__name__)
+# Seconds between two looks while the processes gather, until a line says who is missing, and between two such lines.
+_INTERVAL_S = 0.2
+_NOTE_S = 5.0
+_NOTE_AGAIN_S = 60.0
+# Seconds between two looks later on.
+_LOOK_S = 1.0
+_NNODES = "hydra.launcher.nnodes"
+
+
+class NodeRendezvous:
+    """One sweep's launching processes.
+
+    Args:
+        folder: Of this run of the sweep alone.
+        node: Number of this node.
+        nnodes: Number of nodes.
+        arrive_s: Seconds after which a node that has not come will not come any more.
+    """
+
+    def __init__(self, folder: str, node: int, nnodes: int, arrive_s: float = math.inf) -> None:
+        self._folder = folder
+        self._arrive_by = time.monotonic() + arrive_s
+        self._pid = os.getpid()
+        self._node = node
+        self._nnodes = nnodes
+        self._peers = Peers(RendezvousDir(folder, node, nnodes), processes.host(), time.monotonic())
+        self._looked_at = 0.0
+        self._called_at = 0.0
+        self._gone = ""
+        self._starts: dict[int, int] = {}
+        # Writes that this run is alive for those who come; only the first node calls.
+        self._call: Callable[[], None] = lambda: None
+
+    @classmethod
+    def join(cls, meetings: str, node: int, nnodes: int) -> NodeRendezvous:
+        """Wait until the launching processes of all nodes are there.
+
+        Args:
+            meetings: Folder on a file system that all nodes see, absolute.
+            node: Number of this node.
+            nnodes: Number of nodes.
+
+        Raises:
+            StartError: when the nodes cannot meet, or one of them leaves before all have come.
+        """
+        session = os.path.join(meetings, "session")
+        try:
+            os.makedirs(meetings, exist_ok=True)
+            name = uuid.uuid4().hex[:12] if node == 0 else _wait_for_call(meetings, session, nnodes)
+            gathering = cls(os.path.join(meetings, name), node, nnodes)
+            if node == 0:
+                gathering._call = _caller(session, name, nnodes)
+            gathering._wait_for_all()
+        except FileExistsError:
+            raise StartError(
+                f"Another process takes part in this sweep as node {node}, or has done so. Give each node a "
+                "hydra.launcher.node_rank of its own, and start all of them again once one has gone."
+            ) from None
+        except OSError as error:
+            raise StartError(
+                f"The nodes of the sweep cannot meet in {meetings}: {error.strerror}: {error.filename}. Set "
+                "hydra.sweep.dir to a directory that all nodes can write."
+            ) from None
+        return gathering
+
+    def _wait_for_all(self) -> None:
+        # At the end of the process, too, however that comes, such as between two batches.
+        atexit.register(self.leave, "its process has ended")
+        try:
+            _wait(self._all_are_here, lambda: f"Waiting for {', '.join(self.missing)} ({_NNODES}={self._nnodes})")
+        except BaseException as error:
+            self.leave(why_it_ends(error))
+            raise
+
+    def _all_are_here(self) -> bool:
+        self._call()
+        if not self.missing:
+            return True
+        if gone := self.look():
+            raise StartError(f"The sweep cannot begin: {gone}.")
+        return False
+
+    @property
+    def missing(self) -> list[str]:
+        """Nodes that have not come yet."""
+        self._peers.look(time.monotonic())
+        self._peers.refresh()
+        return self._peers.missing
+
+    def job_folder(self, number: int) -> str:
+        """Return the folder of a job, absolute."""
+        return os.path.join(self._folder, str(number))
+
+    @property
+    def first_host(self) -> str:
+        """Host name of node 0, as another node knows it."""
+        return self._peers.host_of(0)
+
+    def publish_start(self, start: JobStart) -> None:
+        """Tell of a start of a job.
+
+        Raises:
+            OSError: when the folder cannot be written.
+        """
+        nth = self._starts.get(start.number, 0)
+        self._starts[start.number] = nth + 1
+        JobFolder(self.job_folder(start.number)).publish_start(str(nth), start)
+
+    def publish_end(self, number: int, end: JobEnd) -> None:
+        """Tell that a job is over. Where that cannot be written, this node leaves: the others would wait for ever."""
+        try:
+            JobFolder(self.job_folder(number)).publish_end(end)
+        except OSError as error:
+            self._gone = f"the other nodes cannot be told of the end of job {number}: {error.strerror}"
+            self.leave(self._gone)
+
+    def learn(self, report: GroupReport | None) -> None:
+        """Take note of what keepers have told of another node's process.
+
+        Args:
+            report: Of a job.
+        """
+        if report is None or report.first_node in (None, self._node) or self._gone:
+            return
+        if report.reason is StopReason.LAUNCHER_LOST:
+            self._gone = f"{StopReason.LAUNCHER_LOST.value} {report.detail}"
+        elif report.reason is StopReason.ORDERED and self._node == 0:
+            # The first node alone has other reasons for it than to leave.
+            self._gone = f"a node was stopped ({report.detail})"
+
+    def look(self) -> str:
+        """Give a sign of life, and return which node has left the sweep; empty: none."""
+        now = time.monotonic()
+        if now >= self._looked_at + _LOOK_S:
+            self._looked_at = now
+            self._peers.look(now)
+        if now >= self._called_at + HEARTBEAT_INTERVAL_S:
+            # One that comes too late would wait for ever.
+            self._called_at = now
+            with contextlib.suppress(OSError):
+                self._call()
+        if not self._gone and self._peers.failed:
+            why = self._peers.why_failed
+            self._gone = f"{self._peers.failed} has left the sweep{f' ({why})' if why else ''}"
+        if not self._gone and (lost := self._peers.lost(now)):
+            self._gone = f"nothing has been heard of {', '.join(lost)} for long"
+        if not self._gone and now > self._arrive_by:
+            self._peers.refresh()
+            self._peers.look(now)
+            self._gone = f"{missing} has not come" if (missing := ", ".join(self._peers.missing)) else ""
+            self._arrive_by = math.inf
+        return self._gone
+
+    def leave(self, why: str = "") -> None:
+        """Tell the others that this node takes no further part.
+
+        Args:
+            why: One line.
+        """
+        # Not at the end of a process that the user's program has forked.
+        if os.getpid() == self._pid:
+            self._peers.tell_failure(GroupReport((), StopReason.ORDERED, None, " ".join(why.split()).rstrip(".")))
+
+
+def why_it_ends(error: BaseException) -> str:
+    """Return how to tell the other nodes what ends this process's part of the sweep."""
+    if isinstance(error, LauncherError):
+        return str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return signal.SIGINT.name
+    stopped_by = {128 + number: signal.Signals(number).name for number in STOP_SIGNALS}
+    if isinstance(error, SystemExit) and error.code in stopped_by:
+        return stopped_by[error.code]
+    return f"{type(error).__name__}: {error}"
+
+
+def _caller(session: str, name: str, nnodes: int) -> Callable[[], None]:
+    """Return what writes, for those who come, that this run of a sweep is alive."""
+    calls, alike = itertools.count(1), f"{nnodes} {__version__}"
+
+    def call() -> None:
+        # They tell by the growing number that it is not what an earlier run left.
+        write_text(session, f"{name} {next(calls)} {alike}\n")
+
+    return call
+
+
+def _wait_for_call(meetings: str, session: str, nnodes: int) -> str:
+    """Return the name of the run that the first node calls to."""
+    last = _read(session)
+
+    def is_called() -> bool:
+        nonlocal last
+        refresh_names(meetings)
+        before, last = last, _read(session)
+        return None not in (before, last) and last != before and last[0] == before[0]  # type: ignore[index]
+
+    _wait(is_called, lambda: f"Waiting for node 0 in {meetings}, which all nodes have to see")
+    assert last is not None
+    if int(last[2]) != nnodes:
+        raise StartError(
+            f"{_NNODES}={nnodes} here, but {last[2]} at node 0. Start all nodes with the same command but for "
+            "hydra.launcher.node_rank."
+        )
+    if last[3] != __version__:
+        raise StartError(f"Version {__version__} of the launcher is here, but {last[3]} at node 0. Install one on all.")
+    if os.stat(session).st_uid != os.getuid():
+        raise StartError(
+            f"{session} is another user's. Run all nodes as one user, whom all of them know by one number."
+        )
+    return last[0]
+
+
+def _read(session: str) -> tuple[str, str, str, str] | None:
+    """Return name, number, number of nodes and version of the last call; None: there was none."""
+    try:
+        with open(session, encoding="utf-8") as file:
+            name, calls, nnodes, version = file.read().split()
+    except (OSError, ValueError):
+        return None
+    return name, calls, nnodes, version
+
+
+def _wait(until: Callable[[], bool], said: Callable[[], str]) -> None:
+    note_at = time.monotonic() + _NOTE_S
+    while not until():
+        if time.monotonic() > note_at:
+            note_at = time.monotonic() + _NOTE_AGAIN_S
+            _log.info("%s", said())
+        time.sleep(_INTERVAL_S)
+
+
+_START = "start_"
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """The end of a job.
+
+    Attributes:
+        completed: Whether it completed.
+        cause: Why it did not, one line; empty when it did.
+        start: Its last start; None: it was not started.
+        report: What the keepers reported of that; None: it was not started, or its keeper was lost.
+    """
+
+    completed: bool
+    cause: str = ""
+    start: JobStart | None = None
+    report: GroupReport | None = None
+
+
+@dataclass(frozen=True)
+class StartFile:
+    """A file that tells of a start. One that is equal need not be read again.
+
+    Attributes:
+        path: Absolute.
+        inode: Of the file, as it may be replaced.
+        changed_at: Nanoseconds, by the file server's clock.
+        size: In bytes.
+    """
+
+    path: str
+    inode: int
+    changed_at: int
+    size: int
+
+    def read(self) -> JobStart | None:
+        """Return the start; None: the file cannot be read."""
+        return _read_start(self.path)
+
+
+def _read_start(path: str) -> JobStart | None:
+    start = read_own_pickle(path)
+    return start if isinstance(start, JobStart) else None
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """The folder of one job, on a file system that all its nodes see.
+
+    Attributes:
+        path: Absolute.
+    """
+
+    path: str
+
+    def publish_start(self, key: str, start: JobStart) -> None:
+        """Tell of a start.
+
+        Args:
+            key: Which one it is, so that nobody takes an earlier one for it.
+            start: The start.
+
+        Raises:
+            OSError: when the folder cannot be written.
+        """
+        os.makedirs(start.meeting or self.path, exist_ok=True)
+        write_private(self._start(key), pickle.dumps(start))
+
+    def read_start(self, key: str) -> JobStart | None:
+        """Return a start; None: it is not known yet."""
+        return _read_start(self._start(key))
+
+    @property
+    def starts(self) -> int:
+        """How many starts were told of."""
+        try:
+            return sum(name.startswith(_START) for name in os.listdir(self.path))
+        except OSError:
+            return 0
+
+    def find_last_start(self) -> StartFile | None:
+        """Return the file that told of a start last; None: none is known yet."""
+        self.refresh()
+        try:
+            entries = [entry for entry in os.scandir(self.path) if entry.name.startswith(_START)]
+            files = [(entry.path, entry.stat()) for entry in entries]
+        except OSError:
+            return None
+        found = (StartFile(path, now.st_ino, now.st_mtime_ns, now.st_size) for path, now in files)
+        return max(found, key=lambda file: file.changed_at, default=None)
+
+    def _start(self, key: str) -> str:
+        return os.path.join(self.path, f"{_START}{key}.pkl")
+
+    def publish_end(self, end: JobEnd) -> None:
+        """Tell that the job is over.
+
+        Raises:
+            OSError: when the folder cannot be written.
+        """
+        os.makedirs(self.path, exist_ok=True)
+        write_private(self._end, pickle.dumps(end))
+
+    def read_end(self) -> JobEnd | None:
+        """Return the end; None: it is not known yet."""
+        end = read_own_pickle(self._end)
+        return end if isinstance(end, JobEnd) else None
+
+    @property
+    def _end(self) -> str:
+        return os.path.join(self.path, "end.pkl")
+
+    def refresh(self) -> None:
+        """Have names in the folder read from the server, where they may be cached for half a minute (NFS)."""
+        heartbeat.refresh_names(self.path)
+
+
+def tell_for_keeper(start: JobStart, node: int, report: GroupReport | None) -> None:
+    """Tell a job's other nodes that this one's group has ended, where its keeper could not meet theirs, or was killed.
+
+    Where that cannot be written either, they are left to the silence of this node.
+
+    Args:
+        start: The start of the job.
+        node: Number of this node.
+        report: What its keeper reported; None: nothing, as it was killed.
+    """
+    if not start.meeting or (report is not None and report.hosts):
+        return
+    meeting = RendezvousDir(start.meeting, node, start.group.nnodes)
+    with contextlib.suppress(OSError):
+        heartbeat.tell_for_keeper(meeting, processes.host(), report or GroupReport((), StopReason.KEEPER_LOST, None))

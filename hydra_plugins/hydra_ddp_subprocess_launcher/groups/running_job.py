@@ -1,0 +1,379 @@
+"""A job while it runs, as the launching process sees it, and all of them together."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import selectors
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..common import files as files_module
+from ..common import processes, protocol
+from ..common.errors import StartError
+from ..common.protocol import Channel, GroupReport, StopReason
+from ..common.text import list_numbers, pluralize
+from ..display.logs import LogTee, last_lines
+from ..job.plan import Allocation, Attempt, JobStart
+from ..resources.port import is_of_spawned, is_port_clash
+from ..supervisor import keeper as keeper_module
+from .spawners import MOST_HELD, SpawnerLink
+
+# Seconds for a keeper or spawner to answer before it is woken, and again before it is killed.
+_ANSWER_S = 5.0
+# Times that a job is handed to a spawner which does not take it up.
+_MOST_UNANSWERED = 3
+# Lines of rank 0's log in which to look for a port that was taken.
+_LAST_WORDS = 50
+# Number of a job, and which of its processes.
+LEFT = (
+    "#%d : %s of it cannot be ended, as where a disk or driver does not answer. What it holds is not given out before "
+    "it has gone"
+)
+
+
+@dataclass(eq=False)
+class RunningJob:
+    """A job with a keeper.
+
+    Attributes:
+        start: What is started.
+        place: What it holds.
+        attempt: Which start of it this is.
+        link: The spawner that forked its keeper.
+        channel: To the keeper.
+        tees: One a rank that is shown.
+        node: Number of this node.
+        began: Start of the ranks, monotonic seconds.
+        ranks_run: Whether they have been started, as far as that has to be waited for.
+        keeper: The keeper's process; None: it has not answered yet.
+        end_by: When the keeper has to be gone after an order to stop, monotonic seconds; None: no order.
+        stopped_for: Why it was ordered to stop.
+        stopped_at: When the keeper was first seen to stand still, monotonic seconds; None: it does not.
+        lost_at: When it had said its last word, or ended without one, monotonic seconds.
+        report: The keeper's last word.
+        buried: Whether the spawner said that the keeper and all below it are gone.
+        left: Whether something of it could not be ended.
+        keeper_code: Exit code of the keeper; None: not known.
+        compared: Whether `check_config` has been done.
+        difference: What it found; empty: nothing.
+    """
+
+    start: JobStart
+    place: Allocation
+    attempt: Attempt
+    link: SpawnerLink
+    channel: Channel
+    tees: list[LogTee]
+    node: int = 0
+    began: float = field(default_factory=time.monotonic)
+    ranks_run: bool = False
+    keeper: processes.ProcessHandle | None = None
+    end_by: float | None = None
+    stopped_for: str = ""
+    stopped_at: float | None = None
+    lost_at: float | None = None
+    report: GroupReport | None = None
+    buried: bool = False
+    left: bool = False
+    keeper_code: int | None = None
+    compared: bool = False
+    difference: str = ""
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is known to have had a keeper."""
+        return self.keeper is not None or self.report is not None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of the job is alive."""
+        return self.channel.lost and (self.buried or self.link.lost)
+
+    def hear(self) -> list[str]:
+        """Take what the keeper has sent, and return its lines for the user."""
+        lines = []
+        self.channel.flush()
+        for message in self.channel.receive():
+            if isinstance(message, GroupReport):
+                self.report = message
+            elif isinstance(message, protocol.Note):
+                lines.append(message.text)
+            elif isinstance(message, protocol.Started):
+                self.keeper = self.keeper or processes.ProcessHandle(message.keeper)
+                self.ranks_run = bool(message.ranks) or not self.start.meeting
+                # Before that it may have waited for other nodes.
+                self.began = time.monotonic()
+        if (self.channel.lost or self.report is not None) and self.lost_at is None:
+            self.lost_at = time.monotonic()
+        return lines
+
+    def stop(self, detail: str, *, at_once: bool = False) -> None:
+        """Have the group ended."""
+        self.channel.send(protocol.Stop(at_once=at_once, detail=detail))
+        self.stopped_for = self.stopped_for or detail
+        if self.keeper is not None:
+            # A keeper that somebody stopped could not obey.
+            self.keeper.send(signal.SIGCONT)
+        # After the second order nobody shall wait for what cannot be killed.
+        patience_s = 0.0 if at_once else self.start.limits.grace_period_s + keeper_module.GIVE_UP_S
+        end_by = time.monotonic() + _ANSWER_S + patience_s
+        self.end_by = end_by if self.end_by is None else min(self.end_by, end_by)
+
+    def check_stuck(self, now: float) -> None:
+        """Deal with a keeper or spawner that does not answer, such as one that somebody stopped.
+
+        Args:
+            now: Monotonic seconds.
+        """
+        if self.lost_at is not None:
+            self._insist_on_spawner(now - self.lost_at)
+        elif self.keeper is None:
+            if now < self.link.ready_at:
+                # It is busy with imports, unless somebody stopped it. Who stops the sweep does not wait for them.
+                self.link.wake()
+                if self.end_by is not None or now > self.link.ready_by:
+                    self.link.kill()
+            self._insist_on_spawner(now - max(self.began, self.link.ready_at))
+        else:
+            self._wake_keeper(self.keeper, now)
+            limit = self.start.limits.timeout_s
+            patience_s = self.start.limits.grace_period_s + keeper_module.GIVE_UP_S + _ANSWER_S
+            # While it waits for other nodes its time does not run.
+            due = [] if limit is None or not self.ranks_run else [self.began + limit + patience_s]
+            if self.end_by is not None:
+                due.append(self.end_by)
+            if due and now > min(due):
+                # Its ranks die with it; what they leave behind, the spawner ends.
+                self.keeper.send(signal.SIGKILL)
+            if self.keeper.ended:
+                # Its socket is still open: a spawner that was stopped while it forked holds a copy.
+                self.lost_at = now
+
+    def _wake_keeper(self, keeper: processes.ProcessHandle, now: float) -> None:
+        if not keeper.stopped:
+            self.stopped_at = None
+        elif self.stopped_at is None:
+            self.stopped_at = now
+        elif now - self.stopped_at > _ANSWER_S:
+            # Its ranks would go on, and nobody would notice their end.
+            keeper.send(signal.SIGCONT)
+
+    def _insist_on_spawner(self, waited_s: float) -> None:
+        if waited_s > 2 * _ANSWER_S:
+            self.link.kill()
+        elif waited_s > _ANSWER_S:
+            self.link.wake()
+
+    def end_leftovers(self) -> list[int]:
+        """End what a lost keeper left behind where the spawner was lost, too, and return what cannot be ended."""
+        if self.report is not None:
+            self.left = self.report.left
+            return []
+        marks = {"TORCHELASTIC_RUN_ID": self.start.run_id}
+        if self.start.meeting:
+            # Another node of the job may be on this machine, too.
+            marks["GROUP_RANK"] = str(self.node)
+        found = processes.kill_marked(marks, _ANSWER_S)
+        self.left |= bool(found)
+        if self.keeper is None and self.end_by is not None:
+            # It had not begun, and nobody killed a keeper.
+            self.report = GroupReport((), StopReason.ORDERED, None, self.stopped_for)
+        return found
+
+    def compare_configs(self) -> bool:
+        """Compare what the ranks resolved, once, as soon as every rank has written it; return whether it differs."""
+        found = None if self.compared else config_difference(self.start)
+        if found is None:
+            return False
+        self.compared, self.difference = True, found
+        return bool(found)
+
+    def met_port_clash(self) -> bool:
+        """Return whether rank 0 found its port taken."""
+        paths = self.start.paths
+        outcome = files_module.read_outcome(paths, 0, self.start.run_id)
+        words = outcome.traceback if outcome is not None else "\n".join(last_lines(paths.log(0), _LAST_WORDS))
+        if self.start.group.world_size > 1 and is_of_spawned(words):
+            return False  # They would have each other's port again.
+        return is_port_clash(words, self.place.port.number)
+
+    def next_attempt(self, completed: bool, *, own_port: bool) -> Attempt | None:
+        """Return how to start the job once more, now that it is over; None: its end stands.
+
+        Args:
+            completed: Whether it has.
+            own_port: Whether the port was chosen here, so that another one can be.
+        """
+        if completed or self.left:
+            return None
+        last, most = self.attempt, self.start.group.max_restarts
+        following = replace(last, number=last.number + 1)
+        if not self.begun and last.unanswered < _MOST_UNANSWERED:
+            return replace(following, unanswered=last.unanswered + 1, why="lost before it had begun, starting again")
+        if own_port and not last.port_clash and self.met_port_clash():
+            why = f"port {self.place.port.number} was taken, starting again on another"
+            return replace(following, port_clash=True, why=why)
+        if last.restarts < most:
+            return replace(following, restarts=last.restarts + 1, why=f"failed, restart {last.restarts + 1} of {most}")
+        return None
+
+    def close(self) -> None:
+        """Let go of the keeper's socket and the port."""
+        self.channel.close()
+        self.place.port.release()
+        if self.keeper is not None:
+            self.keeper.close()
+
+
+def who_is_left(pids: Sequence[int]) -> str:
+    """Return the processes of a job that cannot be ended; which they are may not be known."""
+    return list_numbers("process", pids) if pids else "a process"
+
+
+def config_difference(start: JobStart) -> str | None:
+    """Return in which keys the ranks of a start resolved their configs differently; empty: in none.
+
+    None while not all of them have written what they resolved (`check_config`).
+    """
+    files = [start.paths.resolved_config(rank) for rank in range(start.group.world_size)]
+    if not all(map(os.path.exists, files)):
+        return None
+    differing = _differing_keys(files)
+    return f"the ranks' configs differ in {', '.join(differing)}" if differing else ""
+
+
+def _differing_keys(files: list[str]) -> list[str]:
+    configs = []
+    for file in files:
+        try:
+            with open(file, encoding="utf-8") as opened:
+                configs.append(json.load(opened))
+        except (OSError, ValueError):
+            return []  # The job has deleted or changed it: what it did not keep cannot be compared.
+    keys = {key: None for config in configs for key in config}
+    own = ("hydra.output_subdir", "hydra.job_logging.handlers.")
+    return [key for key in keys if not key.startswith(own) and len({str(config.get(key)) for config in configs}) > 1]
+
+
+# Of the descriptors that a keeper holds, those that are no locks: the claim, and a terminal.
+_FOR_OTHERS = 4
+_log = logging.getLogger(__name__)
+
+
+class JobMonitor:
+    """Get keepers for jobs and hear what they say.
+
+    Args:
+        selector: On which to wait.
+
+    Attributes:
+        running: Jobs that have a keeper, by number.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._spawner: SpawnerLink | None = None
+        self.running: dict[int, RunningJob] = {}
+
+    def refuse_shared_directory(self, run_dir: str, pausing: Iterable[tuple[int, str]]) -> None:
+        """Refuse a run directory that another job has.
+
+        Args:
+            run_dir: The directory.
+            pausing: Number and directory of the jobs that are between two starts.
+
+        Raises:
+            StartError: naming that job.
+        """
+        directory = os.path.realpath(run_dir)
+        running = ((number, job.start.run_dir) for number, job in self.running.items())
+        for number, taken in (*running, *pausing):
+            if os.path.realpath(taken) == directory:
+                raise StartError(
+                    f"Its run directory {run_dir} is in use by job {number}, which still runs. Give each job one "
+                    "of its own (hydra.sweep.subdir), or run one at a time (hydra.launcher.max_parallel_jobs=1)."
+                )
+
+    def ask_for_keeper(
+        self, number: int, held: Sequence[int], preloader: SpawnerLink | None = None
+    ) -> tuple[SpawnerLink, Channel]:
+        """Have a keeper forked, by a new spawner if there is none.
+
+        Args:
+            number: Number of the job.
+            held: Descriptors that the keeper holds until its job is over.
+            preloader: To fork it if it can; None: a plain spawner does.
+
+        Raises:
+            OSError: when there can be none.
+            StartError: when that is too much to hold.
+        """
+        if len(held) > MOST_HELD:
+            raise StartError(
+                f"A job can lock about {pluralize(MOST_HELD - _FOR_OTHERS, 'device')} at most. Give this one fewer "
+                "ranks, or set hydra.launcher.lock_devices=false."
+            )
+        for link in (preloader, self._spawner):
+            if link is not None and not link.lost:
+                self._listen_to(link)
+                try:
+                    return link, Channel(link.start_keeper(number, held))
+                except OSError:
+                    # It was killed since we heard from it. Its jobs go on; this one gets a new spawner.
+                    _log.debug("The spawner is gone; starting another")
+        self._spawner = SpawnerLink()
+        self._listen_to(self._spawner)
+        return self._spawner, Channel(self._spawner.start_keeper(number, held))
+
+    def _listen_to(self, link: SpawnerLink) -> None:
+        if link not in [key.data for key in self._selector.get_map().values()]:
+            self._selector.register(link, selectors.EVENT_READ, link)
+
+    def add(self, job: RunningJob) -> None:
+        """Listen to a job's keeper from now on."""
+        self.running[job.start.number] = job
+        self._selector.register(job.channel, selectors.EVENT_READ, job)
+
+    def remove(self, job: RunningJob) -> None:
+        """Forget a job that is over."""
+        job.close()
+        del self.running[job.start.number]
+
+    def wait(self, timeout: float | None) -> None:
+        """Wait until somebody has said something, for `timeout` seconds at most, and take it."""
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.data, RunningJob):
+                write = selectors.EVENT_WRITE if key.data.channel.wants_to_write else 0
+                self._selector.modify(key.fileobj, selectors.EVENT_READ | write, key.data)
+        for key, _ in self._selector.select(timeout):
+            if isinstance(key.data, RunningJob):
+                self._hear(key.data)
+            elif isinstance(key.data, SpawnerLink):
+                self._hear_spawner(key.data)
+
+    def _hear(self, job: RunningJob) -> None:
+        for line in job.hear():
+            _log.info("#%d : %s", job.start.number, line)
+        if job.channel.lost:
+            self._selector.unregister(job.channel)
+
+    def _hear_spawner(self, link: SpawnerLink) -> None:
+        for ended in link.receive():
+            if ended.job in self.running:
+                self.running[ended.job].buried = True
+                self.running[ended.job].left = ended.left
+                self.running[ended.job].keeper_code = ended.code
+        if link.lost:
+            self._selector.unregister(link)
+            link.close()
+
+    def close(self) -> None:
+        """Let go of everybody: without their sockets, keepers end their groups by themselves."""
+        for job in self.running.values():
+            job.channel.close()
+        if self._spawner is not None:
+            self._spawner.close()

@@ -1,0 +1,420 @@
+"""A rank: load the payload, run the job, store the outcome, end the process.
+
+It must not import what only the launching process needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import FrameType
+from typing import Any, NoReturn
+
+from hydra._internal.callbacks import Callbacks
+from hydra.core.utils import JobRuntime, run_job, setup_globals
+from hydra.types import HydraContext, RunMode, TaskFunction
+from hydra.version import base_at_least
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from ..common import files, processes, quoting, signals
+from ..common.errors import LauncherError, StartError
+from ..common.protocol import JOB_ID_TOKEN, Outcome, Payload, TaskId
+from . import environment, frozen_config, hydra_state
+from . import outcome as outcome_module
+from .environment import JOB_NUM, PAYLOAD_DIGEST, RANK_PROCESS
+from .outcome import GroupWatch
+
+
+def run_program_rank(
+    run_dir: str,
+    overrides: str | None,
+    recipe: Mapping[str, str | None],
+    task_function: TaskFunction,
+    hydra_context: HydraContext,
+) -> None:
+    """Be a rank that runs the user's program: return only where the job belongs to another `hydra.main` of it.
+
+    Args:
+        run_dir: Run directory of the job, percent-encoded.
+        overrides: Its overrides, percent-encoded; None: they were too long for a command.
+        recipe: The options `config_name`, `hydra_overrides` and `task` of DDPRankSweeperConf.
+        task_function: What this `hydra.main` decorates.
+        hydra_context: Hydra's.
+
+    Raises:
+        SystemExit: when the job has ended; code 1 where it failed.
+    """
+    rank = _Rank(quoting.decode(run_dir), overrides, quoting.read_recipe(**recipe))
+    if identify(task_function, RANK_SWEEPS) != rank.find_task():
+        return
+    rank.compose_missing(task_function, hydra_context)
+    rank.run(task_function, hydra_context, frozen_config.program_namespace(task_function))
+
+
+def run_function_rank(argv: list[str]) -> NoReturn:
+    """Be a rank without a program: the payload holds the job function.
+
+    Args:
+        argv: `run_dir=…` and perhaps `overrides=…`, percent-encoded.
+    """
+    arguments = dict(argument.split("=", 1) for argument in argv)
+    rank = _Rank(quoting.decode(arguments["run_dir"]), arguments.get("overrides"))
+    try:
+        payload = rank.load_payload()
+    except LauncherError as error:
+        sys.exit(str(error))
+    sys.path[:] = payload.sys_path
+    rank.run(None, None, None)
+
+
+class _Rank:
+    """One rank's part of one job."""
+
+    def __init__(self, run_dir: str, overrides: str | None, recipe: quoting.ComposeArgs | None = None) -> None:
+        needed = (PAYLOAD_DIGEST,) if recipe is None else (JOB_NUM, "RANK", "TORCHELASTIC_RUN_ID")
+        # Read once: the program has had its say already, and its function may empty the environment.
+        self._identity = environment.identity(os.environ, processes.start_environment())
+        missing = [name for name in needed if name not in self._identity]
+        if missing:
+            raise StartError(
+                f"{missing[0]} is not set: `ddp_rank` is what the launcher's own ranks run, and not for use by hand "
+                "without their environment. <run dir>/.ddp/job.json has the full command of each rank, and "
+                "hydra.launcher.dry_run=true prints it."
+            )
+        self._paths = files.JobPaths(run_dir)
+        self._overrides = overrides
+        # A payload is the job as the launcher froze it, and has the last word.
+        self._recipe = None if PAYLOAD_DIGEST in self._identity else recipe
+        self._rank = int(self._identity["RANK"])
+        self._note = ""
+        self._payload: Payload | None = None
+
+    def find_task(self) -> TaskId | None:
+        """Return which function of the program the job runs.
+
+        Raises:
+            LauncherError: as `load_payload`.
+        """
+        return self._recipe.task if self._recipe is not None else self.load_payload().task
+
+    def compose_missing(self, task_function: TaskFunction, hydra_context: HydraContext) -> None:
+        """Make the payload that a dry run did not write, from the config files as they are now.
+
+        Raises:
+            Exception: whatever composing raises.
+        """
+        if self._recipe is None:
+            return
+        overrides = quoting.decode_overrides(self._overrides or "")
+        # As `load_sweep_config` does for a job. That wants the sweep's own config, to which Hydra 1.4 compares it.
+        config = hydra_context.config_loader.load_configuration(
+            self._recipe.config_name, [*self._recipe.hydra_overrides, *overrides], RunMode.RUN
+        )
+        run_dir = self._paths.run_dir
+        frozen_config.freeze(config, int(self._identity[JOB_NUM]), run_dir)
+        os.makedirs(os.path.dirname(self._identity["TORCHELASTIC_ERROR_FILE"]), exist_ok=True)
+        main = frozen_config.program_namespace(task_function)
+        body = {"config": config, "callbacks": None, "resolvers": {}, "logging": hydra_state.sweep_logging(config)}
+        self._payload = Payload(
+            overrides=overrides,
+            run_dir=run_dir,
+            task=self._recipe.task,
+            task_name=str(JobRuntime.instance().get("name")),
+            sys_path=(),
+            # Nobody is there to compare it with the others'.
+            check_config=False,
+            body=frozen_config.dumps(body, main),
+        )
+
+    def load_payload(self) -> Payload:
+        """Read the payload and check that it belongs to this rank's command.
+
+        Raises:
+            LauncherError: when it is missing, damaged, or another job's.
+        """
+        payload = files.read_payload(self._paths, self._identity[PAYLOAD_DIGEST])
+        if self._overrides is not None and quoting.decode_overrides(self._overrides) != payload.overrides:
+            raise LauncherError(
+                f"{self._paths.payload} belongs to a job with other overrides ({' '.join(payload.overrides)}): "
+                "another job took over the run directory. Give each job one of its own (hydra.sweep.subdir)."
+            )
+        self._payload = payload
+        return payload
+
+    def run(
+        self,
+        task_function: TaskFunction | None,
+        hydra_context: HydraContext | None,
+        main: Mapping[str, Any] | None,
+    ) -> NoReturn:
+        """Run the job and end the process.
+
+        A fork of it that leaves the job's function ends as well, and says nothing about the job.
+
+        Args:
+            task_function: The program's; None: it is in the payload.
+            hydra_context: The program's; None: as `task_function`.
+            main: Namespace of the program's `__main__`; None: there is no program.
+        """
+        process = os.getpid()
+        self._claim(process)
+        signals.write_stacks_on_signal(self._paths.log(self._rank))
+        groups = GroupWatch()
+        try:
+            outcome, code = self._run_job(task_function, hydra_context, main)
+        except BaseException as error:  # noqa: BLE001  (whatever ends this rank is what the user must see)
+            outcome, code = outcome_module.failure(error, main), 1
+        # The log first, as it may be all that can still be written; a program may have closed it.
+        with contextlib.suppress(Exception):
+            sys.stderr.write(outcome.traceback)
+            sys.stderr.flush()
+        if os.getpid() != process:
+            raise SystemExit(code)
+        outcome = outcome_module.as_stored(outcome, main)
+        if outcome.traceback:
+            with contextlib.suppress(OSError):
+                self._write_error_file(outcome)
+        self._store(replace(outcome, alone=groups.ran_alone))
+        raise SystemExit(code)
+
+    def _claim(self, process: int) -> None:
+        """Let what this process starts know that the job has its rank.
+
+        Raises:
+            SystemExit: when this process was started by one that has it.
+        """
+        earlier = os.environ.get(RANK_PROCESS, str(process))
+        if earlier != str(process):
+            raise SystemExit(
+                f"Process {earlier}, which started this one, runs the job as rank {self._rank} already. Start other "
+                "programs without the arguments of a rank, and call main() only if __name__ == '__main__'."
+            )
+        os.environ[RANK_PROCESS] = str(process)
+
+    def _store(self, outcome: Outcome) -> None:
+        """Store the outcome; where there is no room for it, that there is none.
+
+        Raises:
+            SystemExit: when it could not be stored.
+        """
+        run_id = self._identity["TORCHELASTIC_RUN_ID"]
+        note = "; ".join(filter(None, (self._note, outcome.note)))
+        try:
+            files.write_outcome(self._paths, self._rank, replace(outcome, run_id=run_id, note=note))
+        except OSError as error:
+            why = f"its outcome cannot be stored: {error.strerror}: {self._paths.folder}"
+            lost = Outcome(completed=False, summary=why, failed_at=time.time(), run_id=run_id)
+            with contextlib.suppress(OSError):
+                files.write_outcome(self._paths, self._rank, lost)
+            # Into the log, where there may be room for a line.
+            raise SystemExit(f"rank {self._rank}: {why}") from None
+
+    def _run_job(
+        self,
+        task_function: TaskFunction | None,
+        hydra_context: HydraContext | None,
+        main: Mapping[str, Any] | None,
+    ) -> tuple[Outcome, int]:
+        payload = self._payload
+        assert payload is not None
+        if payload.argv:
+            # Before anything of the user's that is loaded now.
+            sys.argv[:] = payload.argv
+        if main is not None and _config_name_of_main() == "ddp_rank":
+            raise StartError(
+                "The program reads --config-name from its command line itself, where a rank has the config of the "
+                "launcher. Set hydra.launcher.entry=function to hand the job function to the ranks by pickle, or leave "
+                "--config-name to Hydra, whose HydraConfig.get().job.config_name has it inside the function."
+            )
+        body = frozen_config.loads(payload.body)
+        config = body["config"]
+        if payload.job_id is not None:
+            frozen_config.set_job_id(config, JOB_ID_TOKEN, payload.job_id, payload.run_dir)
+        if task_function is None or hydra_context is None:
+            task_function, hydra_context = _restore_hydra(body)
+        _import_callbacks(config)
+        hydra_state.restore_resolvers(
+            body["resolvers"], lambda value: frozen_config.dumps(value, main), frozen_config.loads
+        )
+        JobRuntime.instance().set("name", payload.task_name)
+        with contextlib.ExitStack() as stack:
+            if self._rank == 0:
+                hydra_context.callbacks = self._callbacks(config, body["callbacks"], main)
+                _log_as_sweep(body["logging"], hydra_context, hydra_state.appended)
+            else:
+                own_files = hydra_state.OwnFiles(self._paths.folder, self._rank)
+                _log_as_sweep(body["logging"], hydra_context, own_files)
+                _keep_files_apart(config, own_files)
+                stack.enter_context(hydra_state.redirected(own_files))
+                stack.callback(self.restore_identity)
+                hydra_context.callbacks = _WhenLogIsSetUp(stack.close)
+            if payload.check_config:
+                self._write_resolved_config(config)
+            try:
+                job_return = run_job(
+                    hydra_context=hydra_context,
+                    task_function=task_function,
+                    config=config,
+                    job_dir_key="hydra.runtime.output_dir",
+                    job_subdir_key=None,
+                )
+            except SystemExit as stop:
+                return outcome_module.after_exit(stop)
+        return outcome_module.outcome_of(job_return, main, with_value=self._rank == 0)
+
+    def restore_identity(self) -> None:
+        """Give the launcher's own variables their values back, whatever changed them."""
+        changed = [name for name, value in self._identity.items() if os.environ.get(name) != value]
+        os.environ.update({name: self._identity[name] for name in changed})
+        if changed:
+            self._note = (
+                f"the program or one of its imports had changed {', '.join(changed)}, which the launcher sets: the "
+                "launcher's value was restored before the job's function ran. Leave the variable alone in ranks"
+            )
+
+    def _callbacks(self, config: DictConfig, pickled: bytes | None, main: Mapping[str, Any] | None) -> Callbacks:
+        """Return the sweep's callbacks for rank 0, so that each fires once a job."""
+        callbacks = Callbacks(config) if pickled is None else frozen_config.loads(pickled)
+        assert isinstance(callbacks, Callbacks)
+        restarts, most = (int(self._identity[f"TORCHELASTIC_{name}"]) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
+        # Last, as what callbacks have changed counts, too.
+        return outcome_module.RankCallbacks(
+            callbacks, self._paths, main, self.restore_identity, can_restart=restarts < most
+        )
+
+    def _write_resolved_config(self, config: DictConfig) -> None:
+        with frozen_config.hydra_config(config):
+            resolved = frozen_config.resolved_values(config)
+        # Private, as it has what interpolations of the environment come to.
+        files.write_private(self._paths.resolved_config(self._rank), json.dumps(resolved).encode())
+
+    def _write_error_file(self, outcome: Outcome) -> None:
+        # The format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler, for whoever reads it.
+        message = {
+            "message": outcome.summary,
+            "extraInfo": {"py_callstack": outcome.traceback, "timestamp": str(int(outcome.failed_at or 0))},
+        }
+        files.write_text(self._identity["TORCHELASTIC_ERROR_FILE"], json.dumps({"message": message}))
+
+
+class _WhenLogIsSetUp(Callbacks):
+    """The callbacks of a rank > 0, which has none of the sweep's: an action between Hydra's logging and the job."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        super().__init__()
+        self._action = action
+
+    def on_job_start(self, config: DictConfig, **options: Any) -> None:
+        """Is called by `run_job`."""
+        self._action()
+
+
+def _config_name_of_main() -> str | None:
+    """Return what the program has given to `hydra.main` as `config_name`."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "decorated_main":
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals.get("config_name")
+
+
+def _import_callbacks(config: DictConfig) -> None:
+    """Import the modules of the callbacks, which may register what the config needs."""
+    with frozen_config.hydra_config(config):
+        callbacks = OmegaConf.select(config, "hydra.callbacks") or {}
+        for name in callbacks:
+            try:
+                _import_module_of(str(callbacks[name]._target_))
+            except Exception as error:  # noqa: BLE001  (a module may raise anything; rank 0 fails of it below)
+                sys.stderr.write(f"hydra.callbacks.{name}: {type(error).__name__}: {error}\n")
+
+
+def _import_module_of(target: str) -> None:
+    module, _, _ = target.rpartition(".")
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError:
+        # A class within a class.
+        if "." not in module or module.rpartition(".")[0] not in sys.modules:
+            raise
+
+
+def _log_as_sweep(
+    logging: Mapping[str, Any], context: HydraContext, where: Callable[[str, str], tuple[str, str]]
+) -> None:
+    """Set up logging as it was in the launching process, of which the job's own leaves what it does not set."""
+    settings = OmegaConf.create(dict(logging))
+    try:
+        with hydra_state.redirected(where):
+            hydra_state.log_as_sweep(settings.hydra_logging, settings.verbose, context)
+    except Exception as error:  # noqa: BLE001  (a handler may raise anything, such as for what is there only once)
+        sys.stderr.write(f"hydra.hydra_logging cannot be set up in a rank: {type(error).__name__}: {error}\n")
+
+
+def _keep_files_apart(config: DictConfig, own_files: hydra_state.OwnFiles) -> None:
+    """Let rank 0 alone write Hydra's files, and let the config name those that this rank logs to."""
+    with frozen_config.hydra_config(config):
+        handlers = OmegaConf.select(config, "hydra.job_logging.handlers") or {}
+        names = {name: handler.get("filename") for name, handler in handlers.items() if handler is not None}
+        # It is resolved against the directory of the job.
+        chdir = config.hydra.job.chdir
+        folder = config.hydra.runtime.output_dir if chdir or (chdir is None and not base_at_least("1.2")) else ""
+    # Hydra has made its node read-only by now.
+    with read_write(config.hydra), open_dict(config.hydra):
+        config.hydra.output_subdir = None
+        for name, filename in names.items():
+            if filename is not None:
+                own, _ = own_files(os.path.abspath(os.path.join(folder, str(filename))), "a")
+                config.hydra.job_logging.handlers[name].filename = frozen_config.escape_interpolations(own)
+
+
+def _restore_hydra(body: Mapping[str, Any]) -> tuple[TaskFunction, HydraContext]:
+    """Make this process look to the job like the one that launched it."""
+    from hydra.core.singleton import Singleton
+
+    function, context = frozen_config.loads(body["task_function"])
+    singletons = frozen_config.loads(body["singletons"])
+    setup_globals()
+    Singleton.set_state({**Singleton.get_state(), **singletons})
+    return function, context
+
+
+if __name__ == "__main__":
+    # Not this copy: what is pickled names the module, and there should be one of it.
+    from hydra_plugins.hydra_ddp_subprocess_launcher.job import rank
+
+    rank.run_function_rank(sys.argv[1:])
+
+
+# Sweeps that began in this process, by function: those of the launcher, and those that a rank met.
+LAUNCHER_SWEEPS: Counter[tuple[str, str]] = Counter()
+RANK_SWEEPS: Counter[tuple[str, str]] = Counter()
+
+
+def identify(task_function: Any, sweeps: Counter[tuple[str, str]]) -> TaskId:
+    """Name the function of the sweep that begins now.
+
+    Two functions can have one name (a closure made twice), and one function can be swept twice: so the sweeps of a
+    name are counted.
+
+    Args:
+        task_function: What `hydra.main` decorates.
+        sweeps: The count to carry on.
+    """
+    function = inspect.unwrap(task_function)
+    while isinstance(function, functools.partial):
+        function = inspect.unwrap(function.func)
+    # An object that is called, such as hydra-zen's, is known by its type.
+    named = function if hasattr(function, "__qualname__") else type(function)
+    name = (str(named.__module__), str(named.__qualname__))
+    task = TaskId(*name, nth=sweeps[name])
+    sweeps[name] += 1
+    return task

@@ -1,0 +1,402 @@
+"""The options of a sweep, checked as a whole before anything is started, and what stays the same over its batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.utils import JobRuntime
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+from ..common.choices import Entry, OnCodeChange, OnConfigDifference, Resume, ShowProgress
+from ..common.errors import OptionError
+from ..common.files import SweepPaths
+from ..common.protocol import Limits
+from ..common.quoting import GIVEN_JOBS
+from ..config import DDPSubprocessLauncherConf
+from ..resources.port import ReservedPort, reserve_port, reserve_port_for_nodes
+from . import frozen_config
+from .program import FunctionEntry, ProgramEntry
+
+if TYPE_CHECKING:
+    from ..display.tables import Summary
+    from ..groups.rendezvous import NodeRendezvous
+    from ..groups.spawners import ForkServer
+    from ..launcher.dry_run import DirSnapshot
+    from ..launcher.resume import PreviousRuns
+    from ..records.journal import SweepRecorder
+    from ..records.sweep_lock import SweepLock
+    from ..resources.devices import DeviceAllocator
+    from ..resources.schedule import DevicePool
+    from ..slurm.submitit_api import Cluster
+    from .frozen_config import ConfigCache
+    from .program import SourceWatch
+
+
+@dataclass(frozen=True)
+class LaunchSettings:
+    """The options of one sweep. Names and meanings are those of DDPSubprocessLauncherConf.
+
+    Attributes:
+        nproc_per_node: Ranks of a job by the sweep's own config; None: `auto`. A job's own config has the last word.
+        devices_per_rank: Likewise.
+        devices: Ids; None: look for them.
+        tee_ranks: Ranks whose output is shown; None: all.
+        limits: The three time limits.
+        preload: Modules to import once; None: `auto`; empty: none.
+    """
+
+    nproc_per_node: int | None
+    devices_per_rank: int
+    devices: tuple[str, ...] | None
+    device_env_var: str
+    jobs_per_device: int
+    max_parallel_jobs: int | None
+    lock_devices: bool
+    min_free_memory_gb: float | None
+    omp_num_threads: int | None
+    master_addr: str | None
+    master_port: int | None
+    nnodes: int
+    node_rank: int
+    max_restarts: int
+    limits: Limits
+    wrapper: tuple[str, ...]
+    preload: tuple[str, ...] | None
+    entry: Entry
+    tee_ranks: tuple[int, ...] | None
+    progress: ShowProgress
+    check_config: OnConfigDifference | None
+    code_changed: OnCodeChange
+    resume: Resume | None
+    max_failures: int | None
+    stop_running: bool
+    allow_nested: bool
+    debug: bool
+    dry_run: bool
+
+
+def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
+    """Turn the resolved options of `hydra.launcher` into settings.
+
+    Raises:
+        OptionError: for an unknown name or a value that cannot be used, naming the key and what is valid.
+    """
+    check_names(options, DDPSubprocessLauncherConf)
+    debug, progress = options["debug"], options["progress"]
+    for name in ("timeout_min", "exit_timeout_s"):
+        if debug and options[name] is not None:
+            raise OptionError(
+                f"hydra.launcher.debug=true contradicts hydra.launcher.{name}={options[name]!r}: a job must not be "
+                "ended while somebody looks at it. Leave out one of the two."
+            )
+    nnodes, node_rank = _nodes(options, debug)
+    nproc_per_node, devices_per_rank = read_size(options["nproc_per_node"], options["devices_per_rank"])
+    return LaunchSettings(
+        nproc_per_node=nproc_per_node,
+        devices_per_rank=devices_per_rank,
+        devices=_ids(options["devices"]),
+        device_env_var=_variable_name(options["device_env_var"]),
+        jobs_per_device=count("jobs_per_device", options["jobs_per_device"], 1),
+        # Of all nodes the same job would have to be next.
+        max_parallel_jobs=(1 if nnodes > 1 else whole("max_parallel_jobs", options["max_parallel_jobs"], 1, "null")),
+        lock_devices=options["lock_devices"],
+        min_free_memory_gb=_amount("min_free_memory_gb", options["min_free_memory_gb"]),
+        omp_num_threads=whole("omp_num_threads", options["omp_num_threads"], 1, "null"),
+        master_addr=_text("master_addr", options["master_addr"]),
+        master_port=whole("master_port", options["master_port"], 1, "null", most=65535),
+        nnodes=nnodes,
+        node_rank=node_rank,
+        max_restarts=0 if debug else count("max_restarts", options["max_restarts"]),
+        limits=Limits(
+            grace_period_s=_amount("grace_period_s", options["grace_period_s"], zero=True) or 0.0,
+            timeout_s=_minutes("timeout_min", options["timeout_min"]),
+            exit_timeout_s=_amount("exit_timeout_s", options["exit_timeout_s"], zero=True),
+        ),
+        wrapper=_texts("wrapper", options["wrapper"]),
+        preload=_modules(options["preload"]),
+        entry=options["entry"],
+        tee_ranks=_ranks(options["tee_ranks"]),
+        # A board would be drawn over what is typed.
+        progress=ShowProgress.plain if debug and progress is not ShowProgress.none else progress,
+        check_config=options["check_config"],
+        code_changed=options["code_changed"],
+        resume=options["resume"],
+        max_failures=whole("max_failures", options["max_failures"], 1, "null"),
+        stop_running=options["stop_running"],
+        allow_nested=options["allow_nested"],
+        debug=debug,
+        dry_run=options["dry_run"],
+    )
+
+
+def check_names(options: Mapping[str, Any], conf: Any) -> None:
+    """Check that there are only options that the launcher has.
+
+    Args:
+        options: The options.
+        conf: Dataclass of the launcher's.
+
+    Raises:
+        OptionError: naming one that it has not, and those that it has.
+    """
+    valid = [field.name for field in fields(conf) if field.name != "_target_"]
+    unknown = [name for name in options if name not in valid and name not in ("_target_", "_recursive_", "_convert_")]
+    if unknown:
+        raise OptionError(f"Unknown option hydra.launcher.{unknown[0]}. Valid options: {', '.join(sorted(valid))}.")
+
+
+def _nodes(options: Mapping[str, Any], debug: bool) -> tuple[int, int]:
+    nnodes, node_rank = count("nnodes", options["nnodes"], 1), count("node_rank", options["node_rank"])
+    if node_rank >= nnodes:
+        raise _bad("node_rank", node_rank, f"a whole number from 0 to nnodes - 1, which is {nnodes - 1}")
+    if nnodes == 1:
+        return nnodes, node_rank
+    if options["master_addr"] is None:
+        raise OptionError(
+            f"hydra.launcher.nnodes={nnodes} needs hydra.launcher.master_addr. Set it to the name or address of the "
+            "node with "
+            "node_rank=0, as the other nodes know it."
+        )
+    if options["max_parallel_jobs"] not in (None, 1) or debug:
+        name = "debug=true" if debug else f"max_parallel_jobs={options['max_parallel_jobs']}"
+        raise OptionError(
+            f"hydra.launcher.{name} contradicts hydra.launcher.nnodes={nnodes}: on several nodes one job runs at a "
+            "time, without a terminal. Leave out one of the two."
+        )
+    return nnodes, node_rank
+
+
+def read_size(nproc_per_node: Any, devices_per_rank: Any) -> tuple[int | None, int]:
+    """Return how many ranks (None for `auto`) and devices for each of them a job asks for.
+
+    Args:
+        nproc_per_node: That option.
+        devices_per_rank: That option.
+
+    Raises:
+        OptionError: for anything but whole numbers from 1 up, and `auto` for ranks.
+    """
+    ranks = None if nproc_per_node == "auto" else whole("nproc_per_node", nproc_per_node, 1, "auto")
+    return ranks, count("devices_per_rank", devices_per_rank, 1)
+
+
+def _bad(name: str, value: Any, valid: str) -> OptionError:
+    return OptionError(f"hydra.launcher.{name}={value!r} cannot be used. Valid: {valid}.")
+
+
+def whole(name: str, value: Any, least: int, word: str, most: int | None = None) -> int | None:
+    """Return a whole number, or None for `null` where `word` says that it may stand.
+
+    Args:
+        name: Of the option.
+        value: Its value.
+        least: The smallest number that is valid.
+        word: What may stand in its place; `null` gives None.
+        most: The largest one; None: any.
+
+    Raises:
+        OptionError: for anything else.
+    """
+    if value is None and word == "null":
+        return None
+    # An interpolation into the user's config may give the number as text.
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        bound = f"from {least} to {most}" if most is not None else f"from {least} up"
+        raise _bad(name, value, f"{word}, or a whole number {bound}")
+    return value
+
+
+def count(name: str, value: int, least: int = 0) -> int:
+    """Return a whole number from `least` up.
+
+    Raises:
+        OptionError: for a smaller one.
+    """
+    if value < least:
+        raise _bad(name, value, f"a whole number from {least} up")
+    return value
+
+
+def _amount(name: str, value: float | None, *, zero: bool = False) -> float | None:
+    if value is not None and (not math.isfinite(value) or value < 0 or (value == 0 and not zero)):
+        null = "" if name == "grace_period_s" else "null, or "
+        raise _bad(name, value, f"{null}a number {'from' if zero else 'above'} 0")
+    return value
+
+
+def _minutes(name: str, value: float | None) -> float | None:
+    minutes = _amount(name, value)
+    return None if minutes is None else minutes * 60
+
+
+def _text(name: str, value: str | None) -> str | None:
+    if value is not None and not value.strip():
+        raise _bad(name, value, "null, or an address")
+    return value
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(part, str) for part in value):
+        raise _bad(name, value, "a list of strings")
+    return tuple(value)
+
+
+def _modules(value: Any) -> tuple[str, ...] | None:
+    if value is None:
+        return ()
+    if value == "auto":
+        return None
+    good = isinstance(value, Sequence) and not isinstance(value, str)
+    if not good or not all(isinstance(name, str) and all(map(str.isidentifier, name.split("."))) for name in value):
+        raise _bad("preload", value, "null, auto, or a list of modules such as [torch,hydra]")
+    return tuple(dict.fromkeys(value))
+
+
+def _ids(value: Any) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise _bad("devices", value, "null, or a list of ids such as [0,1]")
+    ids = tuple(str(part).strip() for part in value)
+    if any(not part or "," in part for part in ids):
+        raise _bad("devices", value, "a list with one id an element")
+    if len(set(ids)) < len(ids):
+        raise _bad("devices", value, "a list in which no id stands twice")
+    return ids
+
+
+def _variable_name(value: str) -> str:
+    if not value or "=" in value or "\0" in value:
+        raise _bad("device_env_var", value, "the name of an environment variable")
+    return value
+
+
+def _ranks(value: Any) -> tuple[int, ...] | None:
+    if value == "all":
+        return None
+    good = isinstance(value, Sequence) and not isinstance(value, str)
+    if not good or not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in value):
+        raise _bad("tee_ranks", value, "all, or a list of ranks such as [0]")
+    return tuple(sorted(set(value)))
+
+
+_BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What stays the same over all batches of a sweep.
+
+    Attributes:
+        context: Hydra's.
+        task_function: What a job calls.
+        config: The sweep's own config.
+        settings: Options of the launcher.
+        entry: What ranks run.
+        pool: What its jobs share.
+        gate: Gets hold of the pool's devices.
+        spool: Configs that the sweeper composed.
+        sources: The program's source files.
+        paths: Where the sweep is.
+        claim: On that directory, held as long as the sweep is.
+        ledger: What has happened.
+        summary: What is shown of it at the end.
+        earlier: What earlier runs have left to do; None: nothing is resumed.
+        footprint: What a dry run has to put back; None: this is none.
+        gathering: The launching processes of a sweep on several nodes; None: it is on one, or starts nothing.
+        cluster: What jobs ask of submitit; None: they run here.
+        executor: Submitit's executor; None: they run here, or nothing is submitted.
+        preload: Of which ranks are forks; None: each is a new interpreter.
+    """
+
+    context: HydraContext
+    task_function: TaskFunction
+    config: DictConfig
+    settings: LaunchSettings
+    entry: ProgramEntry | FunctionEntry
+    pool: DevicePool
+    gate: DeviceAllocator
+    spool: ConfigCache
+    sources: SourceWatch
+    paths: SweepPaths
+    claim: SweepLock | None
+    ledger: SweepRecorder
+    summary: Summary
+    earlier: PreviousRuns | None
+    footprint: DirSnapshot | None
+    gathering: NodeRendezvous | None
+    cluster: Cluster | None
+    executor: Any
+    preload: ForkServer | None
+
+    @property
+    def main(self) -> Mapping[str, Any] | None:
+        """Names of the program's `__main__`, for the pickler; None: ranks have another."""
+        return frozen_config.program_namespace(self.task_function) if isinstance(self.entry, ProgramEntry) else None
+
+    @property
+    def task_name(self) -> str:
+        """Hydra's name of the job function."""
+        return str(JobRuntime.instance().get("name"))
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Descriptors that keepers hold for the sweep: no other one takes its directory while ranks of it still run."""
+        return () if self.claim is None else (self.claim.descriptor,)
+
+    @property
+    def task(self) -> str:
+        """Which function of the program jobs run, as the journal has it."""
+        if isinstance(self.entry, FunctionEntry):
+            return self.task_name
+        return f"{self.entry.task.module}.{self.entry.task.qualname}"
+
+    @property
+    def follows(self) -> bool:
+        """Whether another node decides what runs, and writes it down."""
+        return self.settings.node_rank > 0 and self.footprint is None
+
+    def reserve_port(self) -> ReservedPort:
+        """Reserve a port of this machine for one start of a job.
+
+        Raises:
+            StartError: when there is none.
+        """
+        address, number = self.settings.master_addr, self.settings.master_port
+        if self.settings.nnodes == 1:
+            return reserve_port(address, number)
+        assert address is not None
+        return reserve_port_for_nodes(address, number)
+
+    @property
+    def has_one_batch(self) -> bool:
+        """Whether all jobs are handed over at once."""
+        return has_one_batch(self.config)
+
+    @property
+    def sweeper_name(self) -> str:
+        """Name of the sweeper's class."""
+        return str(self.config.hydra.sweeper._target_).rpartition(".")[2]
+
+    @property
+    def has_basic_sweeper(self) -> bool:
+        """Whether the sweeper is Hydra's own, which knows all jobs beforehand."""
+        return is_basic(self.config)
+
+
+def has_one_batch(config: DictConfig) -> bool:
+    """Return whether a sweep's jobs are all handed over at once."""
+    if config.hydra.sweeper._target_ == GIVEN_JOBS:
+        return True
+    return is_basic(config) and config.hydra.sweeper.max_batch_size is None
+
+
+def is_basic(config: DictConfig) -> bool:
+    """Return whether a sweep has Hydra's own sweeper, which knows all jobs beforehand."""
+    return config.hydra.sweeper._target_ in (_BASIC_SWEEPER, GIVEN_JOBS)

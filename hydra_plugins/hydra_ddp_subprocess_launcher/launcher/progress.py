@@ -1,0 +1,239 @@
+"""What a person sees of a batch of jobs while they run: a board or lines, the ranks' output, and failures."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from ..common import quoting
+from ..common.choices import ShowProgress
+from ..common.files import JobPaths
+from ..common.protocol import JOB_ID_TOKEN
+from ..common.text import duration, encodable, pluralize
+from ..display.logs import LogTee, LogView
+from ..display.tables import UNGROUPED, override_line
+from ..display.terminal import Terminal, descriptor_of, is_terminal
+from ..job.plan import Allocation, Attempt, PlannedJob
+from ..job.results import JobResult
+from ..job.settings import Sweep
+from ..records.events import (
+    JobEnded,
+    JobKept,
+    JobPaused,
+    JobsAdded,
+    JobSkipped,
+    JobStarted,
+    JobState,
+    JobSubmitted,
+    SweepStopped,
+    json_value,
+    short_text,
+)
+from .resume import ResumeDecision
+
+_log = logging.getLogger(__name__)
+# Seconds between two boards.
+_PAINT_INTERVAL_S = 0.25
+
+
+class Progress:
+    """Write down what happens in one batch, and show it.
+
+    Args:
+        sweep: The sweep.
+        overrides: Override strings of each job, by its number, in order.
+        at_once: Most jobs that run at a time.
+    """
+
+    def __init__(self, sweep: Sweep, overrides: Mapping[int, Sequence[str]], at_once: int) -> None:
+        self._sweep = sweep
+        self._ledger = sweep.ledger
+        self._overrides = overrides
+        self._at_once = at_once
+        self._style = _style(sweep.settings.progress)
+        self._has_board = self._style is ShowProgress.rich
+        self._terminal = Terminal(board=self._has_board)
+        self._view = LogView(self._terminal)
+        self._paint_at = 0.0
+        self._stopped_by = ""
+        jobs = tuple(tuple(one) for one in overrides.values())
+        self._ledger.note(JobsAdded(time.time(), next(iter(overrides), 0), jobs, at_once, sweep.task))
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show the board, if there is one, while the block runs, and let nobody wait for who reads what is shown."""
+        with self._terminal.taken():
+            yield
+
+    # What happens
+
+    def submitted(self, plan: PlannedJob, job_id: str, folder: str) -> None:
+        """Take note that a job waits for its turn on a cluster.
+
+        Args:
+            plan: The job.
+            job_id: Its id there.
+            folder: Where its nodes tell how it fares.
+        """
+        assert self._sweep.cluster is not None
+        run_dir = plan.run_dir.replace(JOB_ID_TOKEN, job_id)
+        facts = (job_id, folder, plan.config_hash, self._sweep.cluster.executor, run_dir)
+        self._ledger.note(JobSubmitted(time.time(), plan.number, *facts))
+
+    def started(
+        self, plan: PlannedJob, attempt: Attempt, place: Allocation, run_id: str, nodes: tuple[str, ...] = ()
+    ) -> None:
+        """Take note that a job is being started."""
+        facts = (plan.world_size, place.devices, plan.run_dir, run_id, plan.config_hash, nodes)
+        self._ledger.note(JobStarted(time.time(), plan.number, attempt.number, *facts))
+        if not attempt.why and self._style is ShowProgress.plain:
+            _log.info("\t#%d : %s", plan.number, encodable(override_line(plan.overrides)))
+
+    def paused(self, plan: PlannedJob, why: str, verdict: JobResult) -> None:
+        """Take note that a start has ended badly, and that another one follows."""
+        self._ledger.note(JobPaused(time.time(), plan.number, verdict.cause))
+        line = encodable(override_line(plan.overrides))
+        _log.error("#%d : %s: %s\n%s", plan.number, why, line, encodable(verdict.block))
+
+    def decided(self, plan: PlannedJob, decision: ResumeDecision) -> None:
+        """Say what becomes of a job that an earlier run of the sweep may have settled."""
+        assert self._sweep.earlier is not None
+        if plan.known is None and not self._sweep.has_basic_sweeper:
+            if self._sweep.earlier.first_new():
+                _log.info("Jobs that %s did not propose before are run as new ones", self._sweep.sweeper_name)
+            return
+        what = "is run" if decision.verdict is None else "is not run"
+        _log.info(
+            "\t#%d : %s : %s: %s", plan.number, encodable(override_line(plan.overrides)), what, encodable(decision.why)
+        )
+
+    def ended(self, number: int, verdict: JobResult, seconds: float | None) -> None:
+        """Take note that a job is over.
+
+        Args:
+            number: Number of the job.
+            verdict: How it ended.
+            seconds: From its first start; None: it was never started.
+        """
+        if verdict.skipped:
+            self._ledger.note(JobSkipped(time.time(), number, verdict.cause))
+            return
+        if verdict.kept is not None:
+            names = {field.name for field in dataclasses.fields(JobKept)} - {"at", "job"}
+            facts = {name: getattr(verdict.kept, name) for name in names}
+            self._ledger.note(JobKept(time.time(), number, **facts))
+            return
+        value = verdict.value if verdict.completed else None
+        text = short_text(value) if verdict.completed else ""
+        stored, exact = json_value(value)
+        event = JobEnded(
+            time.time(), number, verdict.completed, stored, text, verdict.cause, seconds, exact, verdict.ungrouped
+        )
+        self._ledger.note(event)
+        for line in (*verdict.warnings, *([UNGROUPED] if verdict.ungrouped else [])):
+            _log.warning("#%d : %s", number, encodable(line))
+        overrides = encodable(override_line(self._overrides[number]))
+        if not verdict.completed:
+            block = "\n".join([verdict.block, *self._repeat_line(number, verdict)])
+            _log.error("#%d : FAILED after %s: %s\n%s", number, duration(seconds), overrides, encodable(block))
+        elif self._style is not ShowProgress.none:
+            _log.info("\t#%d : %s : completed after %s: %s", number, overrides, duration(seconds), encodable(text))
+
+    def _repeat_line(self, number: int, verdict: JobResult) -> list[str]:
+        if self._ledger.record.jobs[number].attempts == 0:
+            return []
+        rank = verdict.rank or 0
+        return [f"Repeat rank {rank}: {quoting.repeat_line(self._sweep.paths.sweep_dir, number, rank)}"]
+
+    def stopped(self, name: str) -> None:
+        """Take note that a signal has stopped the sweep.
+
+        Args:
+            name: Of the signal.
+        """
+        self._ledger.note(SweepStopped(time.time(), name))
+        self._stopped_by = name
+        self._terminal.hurry()
+
+    def finish(self) -> None:
+        """Show what is left of the ranks' output, and the table of jobs that are over, unless more batches follow."""
+        if not self._view.finish(self._terminal.patience_s):
+            _log.warning("\nNobody read what was shown here for long. The rest of it is in the logs of the ranks alone")
+            self._terminal.hurry()
+        if self._stopped_by:
+            jobs = [self._ledger.record.jobs[number] for number in self._overrides]
+            left = sum(job.state is not JobState.COMPLETED for job in jobs)
+            _log.warning(
+                "Stopped by %s: %d of %s did not complete", self._stopped_by, left, pluralize(len(jobs), "job")
+            )
+        self._ledger.settle(last=True)
+        sweep = self._sweep
+        if sweep.has_one_batch:
+            sweep.summary.show(self._ledger, self._overrides)
+
+    # The ranks' output
+
+    def tees(self, plan: PlannedJob, paths: JobPaths) -> list[LogTee]:
+        """Return what shows the output of a job's ranks on the terminal.
+
+        Args:
+            plan: The job.
+            paths: Its files.
+        """
+        chosen, debug = self._sweep.settings.tee_ranks, self._sweep.settings.debug
+        alone = self._at_once == 1
+        if self._has_board and chosen == (0,) and not alone:
+            return []  # Its last line is on the board.
+        # Rank 0 that has the terminal shows itself.
+        ranks = [rank for rank in range(debug, plan.world_size) if chosen is None or rank in chosen]
+        bare = alone and len(ranks) == 1 and not debug
+        prefixes = ["" if bare else f"[job {plan.number} rank {rank}] " for rank in ranks]
+        raw = bare and not self._has_board
+        return [LogTee(paths.log(rank), prefix, raw=raw) for rank, prefix in zip(ranks, prefixes, strict=True)]
+
+    def begin_round(self) -> None:
+        """Begin to look at all jobs once."""
+        self._ledger.settle()
+        self._view.begin_round()
+        self._paint()
+
+    def show(self, tees: Sequence[LogTee], *, last: bool) -> None:
+        """Show what is new in the ranks' output.
+
+        Args:
+            tees: One a log.
+            last: Nothing more will come.
+        """
+        self._view.show(tees, last=last)
+
+    def due_s(self, otherwise: float) -> float:
+        """Return in how many seconds to look again; `otherwise` if there is no reason here."""
+        due = self._view.due_s(otherwise)
+        return due if not self._has_board else min(due, max(0.0, self._paint_at - time.monotonic()))
+
+    # The board
+
+    def resumed(self) -> None:
+        """Take note that a shell has continued this process."""
+        self._terminal.forget_board()
+
+    def _paint(self) -> None:
+        board = self._terminal.board
+        if board is None or time.monotonic() < self._paint_at:
+            return
+        from ..display.board import draw_board  # It brings rich.
+
+        self._paint_at = time.monotonic() + _PAINT_INTERVAL_S
+        self._terminal.paint(draw_board(self._ledger.record, time.time(), board.size, board.encoding))
+
+
+def _style(chosen: ShowProgress) -> ShowProgress:
+    if chosen in (ShowProgress.plain, ShowProgress.none) or descriptor_of(sys.stderr) is None:
+        return ShowProgress.none if chosen is ShowProgress.none else ShowProgress.plain
+    moves = is_terminal(sys.stderr) and os.environ.get("TERM", "") not in ("", "dumb")
+    return ShowProgress.rich if moves or chosen is ShowProgress.rich else ShowProgress.plain

@@ -1,0 +1,211 @@
+"""What Hydra finds: the launchers, the hint for a launcher that Hydra will not use, and the sweeper of a rank."""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+if TYPE_CHECKING:
+    from .job.settings import Sweep
+
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .job.settings import Sweep
+
+
+
+from hydra._internal.core_plugins import basic_sweeper
+from hydra.plugins.sweeper import Sweeper
+
+
+class DDPSubprocessLauncher(Launcher):
+    """Run every job of a multirun as one group of DDP ranks on this machine."""
+
+    def __init__(self, **options: Any) -> None:
+        # Hydra resolves interpolations for this call; the values that count are read from each job's own config.
+        self._sweep: Sweep | None = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Check the options and how this process was started.
+
+        Raises:
+            LauncherError: for what the user can mend, before anything is started.
+        """
+        from .launcher.sweep import prepare_sweep
+
+        self._sweep = prepare_sweep(hydra_context, task_function, config)
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Run one batch of jobs.
+
+        Args:
+            job_overrides: One list of override strings a job.
+            initial_job_idx: Number of the first job; the others count up from it.
+
+        Returns:
+            One JobReturn a job, in the order of `job_overrides`, whatever failed.
+        """
+        from .launcher.sweep import run_sweep
+
+        assert self._sweep is not None
+        return run_sweep(self._sweep, [list(overrides) for overrides in job_overrides], initial_job_idx)
+
+
+class DDPLauncherHint(SearchPathPlugin):
+    """Say so when a launcher was chosen on the command line of a run that will not use it, or cannot."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Leave the search path as it is; print at most one line."""
+        chosen = (arg for arg in sys.argv[1:] if arg.lstrip("+").startswith("hydra/launcher=ddp_"))
+        argument = next(chosen, "")
+        if "=ddp_submitit" in argument and find_spec("hydra_plugins.hydra_submitit_launcher") is None:
+            sys.stderr.write(
+                f"{argument} needs submitit's launcher for Hydra, which is not installed. Install it: "
+                'pip install "hydra-ddp-subprocess-launcher[submitit]"\n'
+            )
+            return
+        if not argument or "HYDRA_DDP_PAYLOAD_SHA256" in os.environ or _runs_no_single_job(sys.argv[1:]):
+            return
+        if not any(_says_multirun(element.path) for element in search_path.get_path()):
+            sys.stderr.write(
+                f"{argument} has no effect in a single run: Hydra uses launchers in a multirun only. "
+                "Add -m, or set `hydra.mode: MULTIRUN` in the config.\n"
+            )
+
+
+def _runs_no_single_job(argv: list[str]) -> bool:
+    from hydra._internal.utils import get_args_parser
+
+    args, _ = get_args_parser().parse_known_args(argv)
+    shows = args.help or args.hydra_help or args.cfg or args.info or args.shell_completion
+    return bool(args.multirun or shows or any(arg.upper() == "HYDRA.MODE=MULTIRUN" for arg in argv))
+
+
+def _says_multirun(path: str | None) -> bool:
+    """Return whether a config directory has a file that could set the mode; which one is the primary is not known."""
+    if path is None or not path.startswith("file://"):
+        return False
+    files = Path(path.removeprefix("file://")).glob("*.y*ml")
+    return any("MULTIRUN" in file.read_text(encoding="utf-8", errors="replace").upper() for file in files)
+
+
+class _DDPSubmititLauncher(Launcher):
+    """Run every job of a multirun as one group of DDP ranks on one or more nodes, through submitit."""
+
+    @property
+    @abstractmethod
+    def executor(self) -> str:
+        """Submitit's name of the cluster."""
+
+    def __init__(self, **options: Any) -> None:
+        # As in DDPSubprocessLauncher: the values that count are read later.
+        self._sweep: Sweep | None = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Check the options and how this process was started.
+
+        Raises:
+            LauncherError: for what the user can mend, before anything is submitted.
+        """
+        from .launcher.sweep import prepare_sweep
+
+        self._sweep = prepare_sweep(hydra_context, task_function, config, self.executor)
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Submit one batch of jobs and wait for them.
+
+        Args:
+            job_overrides: One list of override strings a job.
+            initial_job_idx: Number of the first job; the others count up from it.
+
+        Returns:
+            One JobReturn a job, in the order of `job_overrides`, whatever failed.
+        """
+        from .launcher.sweep import run_sweep
+
+        assert self._sweep is not None
+        return run_sweep(self._sweep, [list(overrides) for overrides in job_overrides], initial_job_idx)
+
+
+class DDPSubmititSlurmLauncher(_DDPSubmititLauncher):
+    """Run jobs on SLURM."""
+
+    executor = "slurm"
+
+
+class DDPSubmititLocalLauncher(_DDPSubmititLauncher):
+    """Run jobs through submitit on this machine, for trying out."""
+
+    executor = "local"
+
+
+class DDPRankSweeper(Sweeper):
+    """Run the one job that the launching process froze for this rank, then end the process."""
+
+    def __init__(self, run_dir: str, overrides: str | None, **recipe: str | None) -> None:
+        self._run_dir = run_dir
+        self._overrides = overrides
+        self._recipe = recipe
+        self._hydra_context: HydraContext | None = None
+        self._task_function: TaskFunction | None = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Keep what `sweep` needs."""
+        self._hydra_context = hydra_context
+        self._task_function = task_function
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Return only where the job belongs to another `hydra.main` of this program.
+
+        Raises:
+            SystemExit: after the job, so that code behind `main()` runs in the launching process alone.
+        """
+        from .job import rank
+
+        assert self._hydra_context is not None and self._task_function is not None
+        rank.run_program_rank(self._run_dir, self._overrides, self._recipe, self._task_function, self._hydra_context)
+
+
+class DDPRankCommand(SearchPathPlugin):
+    """Leave to a rank the overrides of its own command alone.
+
+    A program that adds overrides to `sys.argv` adds them in its ranks, too. They are in the frozen config already, and
+    mean nothing to the config with which a rank starts.
+    """
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Leave the search path as it is. This is the one place between Hydra's parsing and its first compose."""
+        own = _overrides_of_rank(sys.orig_argv)
+        frame = sys._getframe() if own else None
+        while frame is not None:
+            args = frame.f_locals.get("args") if frame.f_code.co_name == "_run_hydra" else None
+            if args is not None and args.config_name == "ddp_rank":
+                args.overrides[:] = own
+            frame = frame.f_back
+
+
+def _overrides_of_rank(argv: list[str]) -> list[str]:
+    """Return what the command of a rank says to Hydra; empty: it is no rank's."""
+    for place, argument in enumerate(argv):
+        if argument.startswith("hydra.sweeper.run_dir=") and "ddp_rank" in argv[:place]:
+            return argv[place:]
+    return []
+
+
+class DDPGivenJobsSweeper(basic_sweeper.BasicSweeper):
+    """Run just the jobs of the command line; the options of the sweeper whose place it takes are ignored."""
+
+    def __init__(self, **_options: Any) -> None:
+        super().__init__(max_batch_size=None)

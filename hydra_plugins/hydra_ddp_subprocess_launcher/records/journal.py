@@ -1,0 +1,381 @@
+"""What a sweep leaves on disk: the journal, a line an event, and the table of results made from it."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import errno
+import functools
+import io
+import json
+import logging
+import os
+import re
+import time
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from ..common.files import SweepPaths, write_text
+from ..common.text import bounded
+from .events import (
+    EVENTS,
+    Event,
+    JobEnded,
+    JobKept,
+    JobRecord,
+    JobSkipped,
+    JobStarted,
+    JobState,
+    JobSubmitted,
+    SweepBegan,
+    SweepRecord,
+)
+
+_log = logging.getLogger(__name__)
+# Unix time in seconds of the year 9999: what lies beyond is no time.
+_LATEST = 253402300800
+_HINTS = {kind: typing.get_type_hints(kind) for kind in EVENTS.values()}
+
+
+class Journal:
+    """Append events to a file.
+
+    Args:
+        path: The file; None: events go nowhere.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        self._waiting = b""
+        self._mended = False
+        self._said = False
+
+    def append(self, event: Event) -> None:
+        """Write an event down. What cannot be written now, as on a full disk, is tried again with the next one."""
+        if self._path is None:
+            return
+        # All ASCII, as JSON escapes the rest, such as bytes of a file name. One write: whole, or torn at its end.
+        self._waiting += json.dumps({"event": type(event).__name__, **vars(event)}).encode() + b"\n"
+        try:
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(self._path, flags, 0o666)
+            try:
+                if not self._mended:
+                    _end_torn_line(descriptor)
+                    self._mended = True
+                self._waiting = self._waiting[os.write(descriptor, self._waiting) :]
+                if isinstance(event, JobEnded):
+                    # Hours of work shall not be lost with the power.
+                    with contextlib.suppress(OSError):
+                        os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            if self._waiting:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            if not self._said:
+                _log.warning(
+                    "%s cannot be written: %s. The jobs go on; until it can be, neither `hydra-ddp` nor a sweep that "
+                    "is resumed knows what happens.",
+                    self._path,
+                    error.strerror or error,
+                )
+            self._said = True
+
+
+def _end_torn_line(descriptor: int) -> None:
+    """Let what an earlier process was killed at writing not spoil the next line."""
+    size = os.fstat(descriptor).st_size
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":
+        os.write(descriptor, b"\n")
+
+
+def read_journal(path: str) -> SweepRecord:
+    """Return what the events in a journal tell, as far as its lines can be read.
+
+    Raises:
+        OSError: when it cannot be read.
+    """
+    record = SweepRecord()
+    for event in _parsed_lines(path):
+        if event is None:
+            record.unreadable += 1
+        else:
+            record.apply(event)
+    return record
+
+
+def read_events(path: str) -> list[Event]:
+    """Return the events of a journal. A line that is torn, or that a later version wrote, is passed over.
+
+    Raises:
+        OSError: when it cannot be read.
+    """
+    return [event for event in _parsed_lines(path) if event is not None]
+
+
+def _parsed_lines(path: str) -> Iterator[Event | None]:
+    sweep_dir = os.path.dirname(os.path.dirname(os.path.abspath(path)))
+    written_in = sweep_dir
+    for line in Path(path).read_bytes().split(b"\n"):
+        if not line.strip():
+            continue
+        event = _parse(line)
+        if isinstance(event, SweepBegan):
+            written_in = event.sweep_dir or sweep_dir
+        # The sweep directory may have been moved, or copied.
+        elif isinstance(event, JobStarted | JobKept) and event.run_dir.startswith(written_in + os.sep):
+            event = dataclasses.replace(event, run_dir=sweep_dir + event.run_dir[len(written_in) :])
+        elif isinstance(event, JobSubmitted):
+            names = ("folder", "planned_dir", "submitit_folder")
+            below = {name: path for name in names if (path := getattr(event, name)).startswith(written_in + os.sep)}
+            moved: dict[str, Any] = {name: sweep_dir + path[len(written_in) :] for name, path in below.items()}
+            event = dataclasses.replace(event, **moved)
+        yield event
+
+
+def _parse(line: bytes) -> Event | None:
+    try:
+        fields: dict[str, Any] = json.loads(line)
+        kind = EVENTS[fields.pop("event")]
+        hints = _HINTS[kind]
+        known = {name: _frozen(value) for name, value in fields.items() if name in hints}
+        if all(_fits(value, hints[name]) for name, value in known.items()):
+            event: Event = kind(**known)
+            return event
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass  # Torn, damaged, or of a later version.
+    return None
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(part) for part in value) if isinstance(value, list) else value
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Return whether a value is what an event's field can hold."""
+    if hint is Any:
+        return True
+    kinds = typing.get_args(hint)
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_fits(part, kinds[0]) for part in value)
+    if kinds:
+        return any(_fits(value, kind) for kind in kinds)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LATEST
+    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+
+
+# Most of the time that may go into results.csv, which is written as a whole: it counts with many thousands of jobs.
+_SHARE_OF_TIME = 0.02
+
+
+class SweepRecorder:
+    """Keep the records of a sweep, its journal and its results.csv.
+
+    Args:
+        paths: Where the sweep is; None: nothing is written.
+        record: What is known from an earlier run.
+
+    Attributes:
+        record: What is known by now.
+        failures: Jobs that have failed in this run.
+        results: The table of the jobs that are over; None: none is written.
+    """
+
+    def __init__(self, paths: SweepPaths | None, record: SweepRecord | None = None) -> None:
+        self._journal = Journal(None if paths is None else paths.journal)
+        self.results = None if paths is None else paths.results
+        self.record = SweepRecord() if record is None else record
+        self.failures = 0
+        self._results_are_old = False
+        self._said = False
+        self._write_after = 0.0
+
+    def note(self, event: Event) -> None:
+        """Take note of an event."""
+        self.record.apply(event)
+        self._journal.append(event)
+        if isinstance(event, JobEnded | JobKept | JobSkipped):
+            self.failures += isinstance(event, JobEnded) and not event.completed
+            self._results_are_old = True
+            self.settle()
+
+    def settle(self, *, last: bool = False) -> None:
+        """Write results.csv if it is old, and its turn has come.
+
+        Args:
+            last: Nothing more will come for a while.
+        """
+        began = time.monotonic()
+        if self.results is None or not self._results_are_old or (began < self._write_after and not last):
+            return
+        self._results_are_old = False
+        over = self.record.in_state(JobState.COMPLETED, JobState.FAILED, JobState.NEVER_STARTED)
+        try:
+            write_results(self.results, sorted(over, key=lambda job: job.number))
+        except OSError as error:
+            why = error.strerror or error
+            if not self._said:
+                _log.warning("%s cannot be written: %s. It is tried again when the next job ends", self.results, why)
+            # Perhaps at the next job's end.
+            self._said = True
+        ended = time.monotonic()
+        self._write_after = ended + (ended - began) / _SHARE_OF_TIME
+
+
+_DELETED = "(deleted)"
+# Longer lists stand in one cell: nobody wants a column for each of a thousand numbers.
+_MOST_PARTS = 32
+# Less than what a cell of a spreadsheet can hold.
+_LONGEST_CELL = 10_000
+
+
+def write_results(path: str, jobs: Sequence[JobRecord]) -> None:
+    """Write the table, whole or not at all.
+
+    Args:
+        path: The file.
+        jobs: Those that are over.
+
+    Raises:
+        OSError: when it cannot be written.
+    """
+    # What is no text, such as bytes of a file name, would make it unreadable for others.
+    write_text(path, as_csv(results_table(jobs)).encode("utf-8", "backslashreplace").decode())
+
+
+def as_csv(table: Sequence[Sequence[str]]) -> str:
+    """Return a table as a CSV file has it."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    # A carriage return alone would be the end of a row for pandas, but not for the writer, which does not quote it.
+    writer.writerows([re.sub("\r\n?", "\n", cell) for cell in row] for row in table)
+    return text.getvalue()
+
+
+def sorted_table(table: list[list[str]], column: str, *, descending: bool) -> list[list[str]]:
+    """Return a table with its rows sorted: numbers by size, before texts; empty cells and NaN come last either way.
+
+    Args:
+        table: As of `results_table`.
+        column: Name of a column.
+        descending: The largest first.
+
+    Raises:
+        KeyError: when there is no such column.
+    """
+    header, *rows = table
+    if column not in header:
+        raise KeyError(column)
+    place = header.index(column)
+
+    def order(row: list[str]) -> tuple[bool, float, str]:
+        try:
+            return False, float(row[place]), ""
+        except ValueError:
+            return True, 0.0, row[place]
+
+    last = [row for row in rows if row[place].lower() in ("", "nan")]
+    rest = [row for row in rows if row[place].lower() not in ("", "nan")]
+    return [header, *sorted(rest, key=order, reverse=descending), *last]
+
+
+def as_json(table: Sequence[Sequence[str]], jobs: Mapping[int, JobRecord]) -> str:
+    """Return the rows of a table as JSON: an object a job, with its value, overrides and devices as they are.
+
+    Args:
+        table: As of `results_table`.
+        jobs: The jobs in it, by number.
+    """
+    found = [jobs[int(row[0])] for row in table[1:]]
+    rows = [
+        {
+            "job": job.number,
+            "overrides": _override_cells(job.overrides),
+            "status": job.state.name,
+            "value": job.value,
+            "duration_s": job.seconds,
+            "devices": job.devices,
+            "attempts": job.attempts,
+            "run_dir": job.run_dir,
+            "cause": job.cause,
+        }
+        for job in found
+    ]
+    return json.dumps(rows, indent=2) + "\n"
+
+
+def results_table(jobs: Sequence[JobRecord]) -> list[list[str]]:
+    """Return the rows, the first one with the names of the columns.
+
+    Columns: job, one a key of an override, then status, value (one a part, such as `value.loss` and `value.0`, where
+    it is a dict, list or tuple), duration_s, devices, attempts, run_dir, cause. A key of the user's that has such a
+    name is called `override.<key>`.
+    """
+    rows = [(job, _override_cells(job.overrides), dict(_parts("value", job.value))) for job in jobs]
+    # Dicts, as sets that keep their order.
+    keys = list(dict.fromkeys(key for _, cells, _ in rows for key in cells))
+    parts = list(dict.fromkeys(part for _, _, cells in rows for part in cells)) or ["value"]
+    last = ["duration_s", "devices", "attempts", "run_dir", "cause"]
+    own = {"job", "status", *parts, *last}
+    header = ["job", *(f"override.{key}" if key in own else key for key in keys), "status", *parts, *last]
+    table = [header]
+    bound = functools.partial(bounded, most=_LONGEST_CELL)
+    for job, overrides, values in rows:
+        duration = "" if job.seconds is None else f"{job.seconds:.3f}"
+        table.append(
+            [str(job.number)]
+            + [bound(overrides.get(key, "")) for key in keys]
+            + [job.state.name]
+            + [bound(values.get(part, "")) for part in parts]
+            + [duration, " ".join(job.devices), str(job.attempts), job.run_dir, job.cause]
+        )
+    return table
+
+
+def _override_cells(overrides: Sequence[str]) -> dict[str, str]:
+    return dict(map(_override_cell, overrides))
+
+
+# To parse one takes longer than all else that a job costs here.
+@functools.cache
+def _override_cell(text: str) -> tuple[str, str]:
+    if len(text) > _LONGEST_CELL:
+        # To parse it would take seconds.
+        key, _, value = text.partition("=")
+        return bounded(key.lstrip("+~")), value
+    try:
+        (override,) = OverridesParser.create().parse_overrides([text])
+    except (HydraException, ValueError):
+        return text, text  # A sweeper's own language.
+    return override.get_key_element().lstrip("+~"), _override_value(override)
+
+
+def _override_value(override: Override) -> str:
+    if override.is_delete():
+        return _DELETED
+    value = override.value()
+    return _text(value) if not isinstance(value, list | dict) else override.get_value_string()
+
+
+def _parts(name: str, value: Any) -> list[tuple[str, str]]:
+    pairs: list[tuple[Any, Any]] = []
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    elif isinstance(value, list | tuple):
+        pairs = list(enumerate(value))
+    if not 0 < len(pairs) <= _MOST_PARTS:
+        return [(name, _text(value) if not isinstance(value, list | tuple | Mapping) else json.dumps(value))]
+    return [cell for key, part in pairs for cell in _parts(f"{name}.{key}", part)]
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,476 @@
+"""The devices that jobs lease: which there are, who has them, and what they hold."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from ..common.errors import OptionError
+
+_log = logging.getLogger(__name__)
+# Seconds that a device may take to let go of processes that have ended.
+SETTLE_S = 10.0
+_GB = 10**9
+
+
+def find_devices(
+    chosen: tuple[str, ...] | None, variable: str, environ: Mapping[str, str], nvml: Nvml
+) -> tuple[str, ...]:
+    """Return the ids of the devices that jobs may use; empty: no devices.
+
+    Args:
+        chosen: The option `devices`; None: what this process may see.
+        variable: Name of the visible-devices variable.
+        environ: This process's environment.
+        nvml: Asked where neither tells.
+
+    Raises:
+        OptionError: when the option names a device that this process may not see.
+    """
+    visible = _visible_ids(environ[variable]) if variable in environ else None
+    if chosen is None:
+        return visible if visible is not None else tuple(map(str, range(nvml.count())))
+    outside = [device for device in chosen if visible is not None and device not in visible]
+    if outside:
+        raise OptionError(
+            f"hydra.launcher.devices={list(chosen)} has {outside[0]!r}, which {variable}={environ[variable]} does not "
+            "allow. Choose among those, or change the variable."
+        )
+    return chosen
+
+
+def _visible_ids(value: str) -> tuple[str, ...]:
+    # CUDA reads the list up to the first id that is none; -1 and NoDevFiles are how people say "no devices".
+    ids = (part.strip() for part in value.split(","))
+    return tuple(itertools.takewhile(lambda one: one and not one.startswith("-") and one != "NoDevFiles", ids))
+
+
+@dataclass(frozen=True)
+class _Settling:
+    """A device whose last job has ended: it may still hold that job's memory.
+
+    Attributes:
+        before: Pids that were on it before the job.
+        until: When it is given on in any case, monotonic seconds.
+    """
+
+    before: frozenset[int]
+    until: float
+
+
+def name_devices(devices: Sequence[str], variable: str, nvml: Nvml) -> dict[str, str]:
+    """Return a name for each device that is the same in every sweep on this machine, whatever id it has there.
+
+    Raises:
+        OptionError: when two ids are one device.
+    """
+    names: dict[str, str] = {}
+    for device in devices:
+        name = nvml.uuid(device) or f"{variable}={device}"
+        other = next((earlier for earlier, taken in names.items() if taken == name), None)
+        if other is not None:
+            raise OptionError(
+                f"Devices {other} and {device} are one and the same. Name it once in hydra.launcher.devices, or in "
+                f"{variable}."
+            )
+        names[device] = name
+    return names
+
+
+class DeviceAllocator:
+    """Get hold of devices that other sweeps, other people and ended jobs may still have.
+
+    Args:
+        names: Of `name_devices`.
+        nvml: To be asked about memory and processes.
+        locks: Between the sweeps of this user; None: `lock_devices` is off.
+        min_free_gb: Free memory, in 10^9 bytes, that a device must have when a job starts on it; None: any.
+        clock: Monotonic seconds.
+
+    Raises:
+        OptionError: when a device cannot be locked, or `min_free_memory_gb` never be met.
+    """
+
+    def __init__(
+        self,
+        names: Mapping[str, str],
+        nvml: Nvml,
+        locks: DeviceLocks | None,
+        min_free_gb: float | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._nvml = nvml
+        self._locks = locks
+        self._min_free_gb = min_free_gb
+        self._clock = clock
+        self._names = dict(names)
+        self._processes_before: dict[str, frozenset[int]] = {}
+        self._settling: dict[str, _Settling] = {}
+        self._refused: dict[str, str] = {}
+        self._unlocked = False
+        for device, name in names.items():
+            if locks is not None:
+                locks.check(name)
+            if min_free_gb is not None:
+                self._check_memory(device, min_free_gb)
+
+    def _check_memory(self, device: str, wanted_gb: float) -> None:
+        memory = self._nvml.memory(device)
+        if memory is None or memory[1] < wanted_gb * _GB:
+            why = "NVML does not tell its memory" if memory is None else f"it has {memory[1] / _GB:.1f} GB in all"
+            raise OptionError(
+                f"hydra.launcher.min_free_memory_gb={wanted_gb:g} cannot be met by device {device}: {why}. "
+                "Ask for less, leave it null, or leave the device out of hydra.launcher.devices."
+            )
+
+    def blocked_by(self) -> dict[str, str]:
+        """Return and forget which devices could not be had since the last call, and why."""
+        refused, self._refused = self._refused, {}
+        return refused
+
+    @property
+    def settled(self) -> bool:
+        """Whether no device has processes of an ended job."""
+        return not any(map(self._settles, list(self._settling)))
+
+    def obtain(self, device: str) -> bool:
+        """Get hold of a device for a job; return whether it could be had."""
+        why = self._why_not(device)
+        if why:
+            self._refused[device] = why
+            return False
+        if device not in self._processes_before:
+            self._processes_before[device] = self._nvml.processes(device) or frozenset()
+        return True
+
+    def _why_not(self, device: str) -> str:
+        if self._settles(device):
+            return "has processes that were not there before the last job"
+        # Before the lock, which others would meet for nothing.
+        if not self._has_memory(device):
+            # Without the figure, which would make another reason of it at each question.
+            return f"has less than hydra.launcher.min_free_memory_gb={self._min_free_gb:g} free"
+        if self._locks is None:
+            return ""
+        try:
+            obtained = self._locks.obtain(self._names[device])
+        except OptionError as error:
+            # It could be locked when the sweep began. That it cannot be now is no reason to lose what runs.
+            if not self._unlocked:
+                _log.warning("Going on without locks on devices: %s", error)
+            self._unlocked = True
+            return ""
+        return "" if obtained else f"is held by {self._locks.holder(self._names[device])}"
+
+    def _has_memory(self, device: str) -> bool:
+        memory = None if self._min_free_gb is None else self._nvml.memory(device)
+        return memory is None or self._min_free_gb is None or memory[0] >= self._min_free_gb * _GB
+
+    def _settles(self, device: str) -> bool:
+        settling = self._settling.get(device)
+        if settling is None:
+            return False
+        now = self._nvml.processes(device) or frozenset()
+        if now - settling.before and self._clock() < settling.until:
+            return True
+        del self._settling[device]
+        # What has stayed is somebody else's, and not to be waited for again.
+        self._processes_before[device] = now
+        return False
+
+    def release_unused(self, in_use: Iterable[str]) -> None:
+        """Let go of all devices but these, and those that still have processes of an ended job."""
+        kept = set(in_use)
+        for device, name in self._names.items():
+            if device not in kept and not self._settles(device):
+                self._processes_before.pop(device, None)
+                if self._locks is not None:
+                    self._locks.release(name)
+        if self._locks is not None:
+            self._locks.touch()
+
+    def lock_names(self, devices: Iterable[str]) -> tuple[str, ...]:
+        """Return the names under which these devices are locked; empty: they are not."""
+        return () if self._locks is None else tuple(self._names[device] for device in devices)
+
+    def descriptors(self, devices: Iterable[str]) -> list[int]:
+        """Return the open files that are the locks of these devices, for the keeper of their job."""
+        found = [] if self._locks is None else [self._locks.descriptor(self._names[device]) for device in devices]
+        return [descriptor for descriptor in found if descriptor is not None]
+
+    def job_ended(self, devices: Iterable[str]) -> None:
+        """Take note that the last job on these devices has ended, although its next start may follow."""
+        for device in devices:
+            before = self._processes_before.get(device, frozenset())
+            if (self._nvml.processes(device) or frozenset()) - before:
+                self._settling[device] = _Settling(before, self._clock() + SETTLE_S)
+
+    def ready(self, devices: Iterable[str]) -> bool:
+        """Return whether a job that has these devices can be started on them again."""
+        return not any(self._settles(device) or not self._has_memory(device) for device in devices)
+
+    def close(self) -> None:
+        """Let go of everything. Jobs that still run keep their devices."""
+        self._settling.clear()
+        self.release_unused(())
+        self._nvml.close()
+
+
+_T = TypeVar("_T")
+# The only variable whose ids NVML knows, and the order of numbers in which it counts.
+_VARIABLE = "CUDA_VISIBLE_DEVICES"
+_ORDER = "PCI_BUS_ID"
+
+
+class Nvml:
+    """NVML, opened when it is first asked. No driver, a broken one, no Python module: nothing is known.
+
+    Args:
+        variable: The visible-devices variable; NVML knows the ids of CUDA's only.
+        environ: Of this process.
+    """
+
+    def __init__(self, variable: str, environ: Mapping[str, str]) -> None:
+        self._module: Any = None
+        self._missing = variable != _VARIABLE
+        # By default numbers are given in NVML's order to ranks, too.
+        self._knows_numbers = environ.get("CUDA_DEVICE_ORDER", _ORDER) == _ORDER
+        self._handles: dict[str, Any] = {}
+
+    def count(self) -> int:
+        """Return the number of devices; 0 where nothing is known."""
+        return self._ask(lambda nvml: int(nvml.nvmlDeviceGetCount())) or 0
+
+    def driver(self) -> str | None:
+        """Return the version of the driver."""
+        return self._ask(lambda nvml: _text(nvml.nvmlSystemGetDriverVersion()))
+
+    def model(self, device: str) -> str | None:
+        """Return what kind of device it is, such as `NVIDIA H200`."""
+        return self._ask(lambda nvml: _text(nvml.nvmlDeviceGetName(self._handle(nvml, device))))
+
+    def uuid(self, device: str) -> str | None:
+        """Return the name that a device has in every process."""
+        return self._ask(lambda nvml: _text(nvml.nvmlDeviceGetUUID(self._handle(nvml, device))))
+
+    def memory(self, device: str) -> tuple[int, int] | None:
+        """Return a device's free and total memory in bytes."""
+
+        def ask(nvml: Any) -> tuple[int, int]:
+            memory = nvml.nvmlDeviceGetMemoryInfo(self._handle(nvml, device))
+            return int(memory.free), int(memory.total)
+
+        return self._ask(ask)
+
+    def processes(self, device: str) -> frozenset[int] | None:
+        """Return the pids of the processes on a device; within a container they are those of the machine."""
+
+        def ask(nvml: Any) -> frozenset[int]:
+            found = nvml.nvmlDeviceGetComputeRunningProcesses(self._handle(nvml, device))
+            return frozenset(int(process.pid) for process in found)
+
+        return self._ask(ask)
+
+    def close(self) -> None:
+        """Let go of NVML; it is opened again when it is asked again."""
+        module, self._module = self._module, None
+        self._handles.clear()
+        if module is not None:
+            try:
+                module.nvmlShutdown()
+            except Exception as error:  # noqa: BLE001  (as above)
+                _log.debug("NVML does not close: %s", error)
+
+    def _ask(self, question: Callable[[Any], _T]) -> _T | None:
+        if self._missing:
+            return None
+        try:
+            if self._module is None:
+                import pynvml
+
+                pynvml.nvmlInit()
+                self._module = pynvml
+        except Exception as error:  # noqa: BLE001  (no driver, an old driver, no module: all mean that nothing is known)
+            self._missing = True
+            _log.debug("NVML cannot be asked: %s", error)
+            return None
+        try:
+            return question(self._module)
+        except Exception as error:  # noqa: BLE001  (as above)
+            _log.debug("NVML does not tell: %s", error)
+            return None
+
+    def _handle(self, nvml: Any, device: str) -> Any:
+        if device not in self._handles:
+            self._handles[device] = self._find(nvml, device)
+        return self._handles[device]
+
+    def _find(self, nvml: Any, device: str) -> Any:
+        if device.isdecimal():
+            if not self._knows_numbers:
+                raise LookupError(f"CUDA_DEVICE_ORDER is not {_ORDER}")
+            return nvml.nvmlDeviceGetHandleByIndex(int(device))
+        if device.startswith("MIG-"):
+            return nvml.nvmlDeviceGetHandleByUUID(device)
+        # CUDA takes the beginning of a UUID, too.
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            if _text(nvml.nvmlDeviceGetUUID(handle)).startswith(device):
+                return handle
+        raise LookupError(f"there is no device {device}")
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+# Not $XDG_RUNTIME_DIR or $TMPDIR: a sweep in a login session and one from cron have others, and would not meet; and
+# the first is deleted when the last session ends, while a sweep goes on.
+FOLDER = f"/tmp/hydra-ddp-{os.getuid() if hasattr(os, 'getuid') else 0}"
+
+
+# Seconds between two touches of the files of held locks, so that no cleaner of old files takes them.
+_TOUCH_INTERVAL_S = 3600.0
+# A file name has at most 255 bytes.
+_LONGEST_NAME = 150
+
+
+class DeviceLocks:
+    """The locks of one sweep.
+
+    Args:
+        owner: The sweep, for others who wait for it.
+        inherited: Names of devices that a sweep of which this process is a rank has locked for it.
+        folder: Where the lock files are; made if it is not there.
+
+    Raises:
+        OptionError: when the folder cannot be used.
+    """
+
+    def __init__(self, owner: str, inherited: Collection[str] = (), folder: str = FOLDER) -> None:
+        self._owner = owner
+        self._inherited = inherited
+        self._folder = folder
+        self._descriptors: dict[str, int] = {}
+        self._touched_at = time.monotonic()
+        self._make_folder()
+
+    def _make_folder(self) -> None:
+        try:
+            os.makedirs(self._folder, mode=0o700, exist_ok=True)
+            found = os.lstat(self._folder)
+        except OSError as error:
+            raise _unusable(self._folder, error.strerror or str(error)) from error
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise _unusable(self._folder, "it is no directory of yours")
+
+    def check(self, name: str) -> None:
+        """See whether a device can be locked at all, by whomever.
+
+        Raises:
+            OptionError: when it cannot.
+        """
+        if self.obtain(name):
+            self.release(name)
+
+    def obtain(self, name: str) -> bool:
+        """Take a device's lock if nobody else has it; return whether it is ours.
+
+        Args:
+            name: Of the device, alike in all sweeps.
+
+        Raises:
+            OptionError: when the lock file cannot be used.
+        """
+        if name in self._descriptors or name in self._inherited:
+            return True
+        self._make_folder()
+        try:
+            descriptor = self._locked_file(self._path(name))
+        except OSError as error:
+            raise _unusable(self._path(name), error.strerror or str(error)) from error
+        if descriptor is None:
+            return False
+        # For people; the lock does not depend on it.
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, json.dumps({"pid": os.getpid(), "sweep": self._owner}).encode())
+        self._descriptors[name] = descriptor
+        return True
+
+    @staticmethod
+    def _locked_file(path: str) -> int | None:
+        import fcntl  # Windows has none; there this module can still be imported.
+
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_at(descriptor, path):
+                    return descriptor
+            except BlockingIOError:
+                os.close(descriptor)
+                return None
+            except OSError:
+                os.close(descriptor)
+                raise
+            # Somebody deleted it between the two steps: others would lock another file of that name.
+            os.close(descriptor)
+
+    def _path(self, name: str) -> str:
+        quoted = quote(name, safe="")
+        if len(quoted) > _LONGEST_NAME:
+            quoted = f"{quoted[:_LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+        return os.path.join(self._folder, quoted)
+
+    def touch(self) -> None:
+        """Now and then show that the locks are in use."""
+        if time.monotonic() - self._touched_at > _TOUCH_INTERVAL_S:
+            self._touched_at = time.monotonic()
+            for descriptor in self._descriptors.values():
+                with contextlib.suppress(OSError):
+                    os.utime(descriptor)
+
+    def holder(self, name: str) -> str:
+        """Say who has a device that could not be had."""
+        try:
+            with open(self._path(name), encoding="utf-8") as file:
+                facts = json.load(file)
+            return f"process {facts['pid']}, sweep {facts['sweep']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            # It has just been taken, and nothing is written yet.
+            return "another sweep of yours"
+
+    def descriptor(self, name: str) -> int | None:
+        """Return the open file that is the lock, to be handed on; None: it is not held."""
+        return self._descriptors.get(name)
+
+    def release(self, name: str) -> None:
+        """Let go of a lock; it is free when every process that it was handed to has, too."""
+        descriptor = self._descriptors.pop(name, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _unusable(path: str, why: str) -> OptionError:
+    return OptionError(
+        f"{path}, which keeps sweeps from using the same device, cannot be used: {why}. Mend it, or do without by "
+        "hydra.launcher.lock_devices=false."
+    )
