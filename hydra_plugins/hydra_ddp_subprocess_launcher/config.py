@@ -73,7 +73,7 @@ class DDPOptions:
 class DDPSubprocessLauncherConf(DDPOptions):
     """Options of `hydra/launcher=ddp_subprocess`: ranks on this machine."""
 
-    _target_: str = "hydra_plugins.hydra_ddp_subprocess_launcher.ddp_subprocess_launcher.DDPSubprocessLauncher"
+    _target_: str = "hydra_plugins.hydra_ddp_subprocess_launcher.plugins.DDPSubprocessLauncher"
 
     # Ids of the devices that jobs may use, such as [0,1] or [GPU-8a5b]. null: what the visible-devices variable
     # of the launching process names, else what NVML lists, else none. []: none.
@@ -107,7 +107,7 @@ class DDPSubprocessLauncherConf(DDPOptions):
 class DDPRankSweeperConf:
     """The sweeper that a rank meets: it runs the one frozen job of its run directory."""
 
-    _target_: str = "hydra_plugins.hydra_ddp_subprocess_launcher.ddp_rank_sweeper.DDPRankSweeper"
+    _target_: str = "hydra_plugins.hydra_ddp_subprocess_launcher.plugins.DDPRankSweeper"
     # Run directory of the job, percent-encoded.
     run_dir: str = MISSING
     # Overrides of the job, each percent-encoded, joined by spaces; null where they are too long for a command.
@@ -161,13 +161,13 @@ else:
     class DDPSubmititSlurmConf(SlurmQueueConf, DDPSubmititOptions):  # type: ignore[misc]
         """Options of `hydra/launcher=ddp_submitit_slurm`: all of submitit_slurm's, and ours."""
 
-        _target_: str = "hydra_plugins.hydra_ddp_subprocess_launcher.ddp_submitit_launcher.DDPSubmititSlurmLauncher"
+        _target_: str = "hydra_plugins.hydra_ddp_subprocess_launcher.plugins.DDPSubmititSlurmLauncher"
 
     @dataclass
     class DDPSubmititLocalConf(LocalQueueConf, DDPSubmititOptions):  # type: ignore[misc]
         """Options of `hydra/launcher=ddp_submitit_local`, for trying out: all of submitit_local's, and ours."""
 
-        _target_: str = "hydra_plugins.hydra_ddp_subprocess_launcher.ddp_submitit_launcher.DDPSubmititLocalLauncher"
+        _target_: str = "hydra_plugins.hydra_ddp_subprocess_launcher.plugins.DDPSubmititLocalLauncher"
         # Most jobs at once. Submitit's own local launcher starts all at once, on the same devices.
         max_parallel_jobs: int = 1
 

@@ -15,37 +15,38 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 if TYPE_CHECKING:
-    from .job.settings import Sweep
+    from .launcher.sweep import Sweep
 
 
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .job.settings import Sweep
-
+    from .launcher.sweep import Sweep
 
 
 from hydra._internal.core_plugins import basic_sweeper
 from hydra.plugins.sweeper import Sweeper
 
 
-class DDPSubprocessLauncher(Launcher):
-    """Run every job of a multirun as one group of DDP ranks on this machine."""
+class _DDPLauncher(Launcher):
+    """Run every job of a multirun as one group of DDP ranks."""
 
     def __init__(self, **options: Any) -> None:
         # Hydra resolves interpolations for this call; the values that count are read from each job's own config.
         self._sweep: Sweep | None = None
 
+    @abstractmethod
+    def _open_sweep(self, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> "Sweep":
+        """Check the options, and choose how the jobs of the sweep are run."""
+
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Check the options and how this process was started.
 
         Raises:
-            LauncherError: for what the user can mend, before anything is started.
+            LauncherError: for what the user can fix, before anything is started.
         """
-        from .launcher.sweep import prepare_sweep
-
-        self._sweep = prepare_sweep(hydra_context, task_function, config)
+        self._sweep = self._open_sweep(hydra_context, task_function, config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run one batch of jobs.
@@ -57,10 +58,35 @@ class DDPSubprocessLauncher(Launcher):
         Returns:
             One JobReturn a job, in the order of `job_overrides`, whatever failed.
         """
-        from .launcher.sweep import run_sweep
-
         assert self._sweep is not None
-        return run_sweep(self._sweep, [list(overrides) for overrides in job_overrides], initial_job_idx)
+        return self._sweep.launch(job_overrides, initial_job_idx)
+
+
+class DDPSubprocessLauncher(_DDPLauncher):
+    """Run jobs on this machine."""
+
+    def _open_sweep(self, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> "Sweep":
+        from .launcher.sweep import open_sweep
+        from .slurm.jobs import ClusterSubmissions
+
+        return open_sweep(hydra_context, task_function, config, ClusterSubmissions())
+
+
+class DDPSubmititSlurmLauncher(_DDPLauncher):
+    """Run jobs on SLURM, on one or more nodes each."""
+
+    _executor = "slurm"
+
+    def _open_sweep(self, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> "Sweep":
+        from .slurm.batch import open_submitted_sweep
+
+        return open_submitted_sweep(hydra_context, task_function, config, self._executor)
+
+
+class DDPSubmititLocalLauncher(DDPSubmititSlurmLauncher):
+    """Run jobs through submitit on this machine, for trying out."""
+
+    _executor = "local"
 
 
 class DDPLauncherHint(SearchPathPlugin):
@@ -99,56 +125,6 @@ def _says_multirun(path: str | None) -> bool:
         return False
     files = Path(path.removeprefix("file://")).glob("*.y*ml")
     return any("MULTIRUN" in file.read_text(encoding="utf-8", errors="replace").upper() for file in files)
-
-
-class _DDPSubmititLauncher(Launcher):
-    """Run every job of a multirun as one group of DDP ranks on one or more nodes, through submitit."""
-
-    @property
-    @abstractmethod
-    def executor(self) -> str:
-        """Submitit's name of the cluster."""
-
-    def __init__(self, **options: Any) -> None:
-        # As in DDPSubprocessLauncher: the values that count are read later.
-        self._sweep: Sweep | None = None
-
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Check the options and how this process was started.
-
-        Raises:
-            LauncherError: for what the user can mend, before anything is submitted.
-        """
-        from .launcher.sweep import prepare_sweep
-
-        self._sweep = prepare_sweep(hydra_context, task_function, config, self.executor)
-
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Submit one batch of jobs and wait for them.
-
-        Args:
-            job_overrides: One list of override strings a job.
-            initial_job_idx: Number of the first job; the others count up from it.
-
-        Returns:
-            One JobReturn a job, in the order of `job_overrides`, whatever failed.
-        """
-        from .launcher.sweep import run_sweep
-
-        assert self._sweep is not None
-        return run_sweep(self._sweep, [list(overrides) for overrides in job_overrides], initial_job_idx)
-
-
-class DDPSubmititSlurmLauncher(_DDPSubmititLauncher):
-    """Run jobs on SLURM."""
-
-    executor = "slurm"
-
-
-class DDPSubmititLocalLauncher(_DDPSubmititLauncher):
-    """Run jobs through submitit on this machine, for trying out."""
-
-    executor = "local"
 
 
 class DDPRankSweeper(Sweeper):

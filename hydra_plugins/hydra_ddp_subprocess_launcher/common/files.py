@@ -9,12 +9,30 @@ import pickle
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from .protocol import Outcome, Payload
+from .protocol import (
+    GroupReport,
+    JobEnd,
+    LaunchSpec,
+    Limits,
+    Outcome,
+    Payload,
+    RankExit,
+    RankOptions,
+    StopReason,
+    TaskId,
+)
 
+# Of what is stored for other processes, and of the journal; a new one whenever an older version could not read it.
+FORMAT = 2
+_KIND = "kind"
+_KINDS = {
+    kind.__name__: kind
+    for kind in (GroupReport, JobEnd, LaunchSpec, Limits, Outcome, Payload, RankExit, RankOptions, TaskId)
+}
 _EARLIER = "earlier_"
 _IS_EARLIER = re.compile(r"earlier_\d+")
 _CLAIM = "claim"
@@ -193,11 +211,56 @@ def write_text(path: str, text: str) -> None:
         file.write(text)
 
 
-def write_payload(paths: JobPaths, payload: Payload) -> str:
-    """Store a payload and return its SHA-256, hexadecimal."""
-    data = pickle.dumps(payload)
-    write_private(paths.payload, data)
-    return hashlib.sha256(data).hexdigest()
+def dump(value: object) -> bytes:
+    """Pickle a value of `protocol` as plain data with a format number, so that no version misreads another one's.
+
+    What is a pickle within it, such as a job's value, stays one.
+    """
+    return pickle.dumps({"format": FORMAT, "content": _as_plain(value)})
+
+
+def _as_plain(value: Any) -> Any:
+    if isinstance(value, tuple(_KINDS.values())) and is_dataclass(value):
+        return {_KIND: type(value).__name__, **{own.name: _as_plain(getattr(value, own.name)) for own in fields(value)}}
+    if isinstance(value, StopReason):
+        return {_KIND: "StopReason", "name": value.name}
+    return tuple(map(_as_plain, value)) if type(value) is tuple else value
+
+
+def load(data: bytes, source: str) -> Any:
+    """Invert `dump`.
+
+    Args:
+        data: What it has returned.
+        source: Where that was found, for the error.
+
+    Raises:
+        LauncherError: if another version of this package has written it.
+        Exception: whatever a damaged pickle raises.
+    """
+    try:
+        stored = pickle.loads(data)
+    except (ImportError, AttributeError):
+        # Before there were format numbers, it named classes by their modules.
+        stored = None
+    if not isinstance(stored, dict) or stored.get("format") != FORMAT:
+        # It brings Hydra, which `hydra-ddp` does without if it can.
+        from .errors import LauncherError
+
+        raise LauncherError(
+            f"{source} was written by another version of this package, in a format that this one cannot read. Use that "
+            "version, or choose another hydra.sweep.dir."
+        )
+    return _from_plain(stored["content"])
+
+
+def _from_plain(value: Any) -> Any:
+    if type(value) is dict and _KIND in value:
+        kind = value[_KIND]
+        if kind == "StopReason":
+            return StopReason[value["name"]]
+        return _KINDS[kind](**{name: _from_plain(part) for name, part in value.items() if name != _KIND})
+    return tuple(map(_from_plain, value)) if type(value) is tuple else value
 
 
 def read_payload(paths: JobPaths, digest: str) -> Payload:
@@ -222,7 +285,7 @@ def read_payload(paths: JobPaths, digest: str) -> Payload:
             f"{paths.payload} is not the payload of this job: its SHA-256 is {found}, announced was {digest}. It was "
             "damaged, or another job took over the run directory; start the sweep again."
         )
-    payload = pickle.loads(data)
+    payload = load(data, paths.payload)
     assert isinstance(payload, Payload)
     return payload
 
@@ -232,7 +295,7 @@ def write_outcome(paths: JobPaths, rank: int, outcome: Outcome) -> None:
     # A job may have emptied its own run directory.
     with contextlib.suppress(FileExistsError):
         os.mkdir(paths.folder)
-    write_private(paths.outcome(rank) if outcome.completed else paths.failure(rank), pickle.dumps(outcome))
+    write_private(paths.outcome(rank) if outcome.completed else paths.failure(rank), dump(outcome))
 
 
 def read_outcome(paths: JobPaths, rank: int, run_id: str) -> Outcome | None:
@@ -262,12 +325,40 @@ def find_outcome(paths: JobPaths, rank: int, run_id: str) -> Outcome | None:
 
 
 def _read_outcome_file(path: str) -> Outcome | None:
-    outcome = read_own_pickle(path)
+    outcome = read_stored(path)
     return outcome if isinstance(outcome, Outcome) else None
 
 
+def read_stored(path: str) -> Any:
+    """Load a file of this user's that holds what `dump` has returned; None: there is none, or it cannot be read.
+
+    Raises:
+        LauncherError: if another version of this package has written it.
+    """
+    data = read_own(path)
+    if data is None:
+        return None
+    try:
+        return load(data, path)
+    except Exception as error:  # (a damaged pickle can raise anything; then it tells nothing)
+        if type(error).__name__ == "LauncherError":
+            raise
+        return None
+
+
 def read_own_pickle(path: str) -> Any:
-    """Unpickle a file of this user's; None where there is none, or it cannot be read."""
+    """Unpickle a file of this user's; None: there is none, or it cannot be read."""
+    data = read_own(path)
+    if data is None:
+        return None
+    try:
+        return pickle.loads(data)
+    except Exception:  # noqa: BLE001  (as above)
+        return None
+
+
+def read_own(path: str) -> bytes | None:
+    """Return what a file of this user's holds; None: there is none, or it cannot be read."""
     try:
         # O_NONBLOCK: opening a pipe would wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -280,6 +371,6 @@ def read_own_pickle(path: str) -> Any:
         return None
     with os.fdopen(descriptor, "rb") as file:
         try:
-            return pickle.load(file)
-        except Exception:  # noqa: BLE001  (a damaged pickle can raise anything; then it tells nothing)
+            return file.read()
+        except OSError:
             return None

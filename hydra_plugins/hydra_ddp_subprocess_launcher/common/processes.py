@@ -12,9 +12,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from .protocol import RankOptions, RankSpec
 from .signals import send_signal
 
 # From Linux's <sys/prctl.h>.
@@ -63,32 +63,8 @@ def thread_count() -> int:
         return 1
 
 
-@dataclass(frozen=True)
-class Inherited:
-    """What a rank inherits.
-
-    Attributes:
-        held: Descriptors that it only holds, such as locks on its devices.
-        terminal: Descriptors of its stdin, stdout and stderr; empty: no stdin, and its log.
-        ignored: Signals that it ignores unless it sets a handler.
-    """
-
-    held: tuple[int, ...] = ()
-    terminal: tuple[int, ...] = ()
-    ignored: tuple[int, ...] = ()
-
-
-def start_rank(
-    argv: Sequence[str], cwd: str, environment: Mapping[str, str], log_file: str, inherited: Inherited = Inherited()
-) -> subprocess.Popen[bytes]:
+def start_rank(spec: RankSpec) -> subprocess.Popen[bytes]:
     """Start one rank: own session, output to its log, SIGKILL when this process dies.
-
-    Args:
-        argv: Command.
-        cwd: Directory.
-        environment: All its variables.
-        log_file: Is appended to.
-        inherited: What it inherits besides.
 
     Raises:
         OSError: when the log cannot be opened, or the command or `cwd` cannot be used.
@@ -96,25 +72,30 @@ def start_rank(
     parent = os.getpid()
 
     def before_exec() -> None:
-        for number in inherited.ignored:
-            signal.signal(number, signal.SIG_IGN)
+        set_up_rank(spec.options)
         signal_at_parents_end(parent, signal.SIGKILL)
 
-    with open(log_file, "ab", buffering=0) as log:
-        stdin, stdout, stderr = inherited.terminal or (subprocess.DEVNULL, log, log)
-        if inherited.terminal:
+    with open(spec.log_file, "ab", buffering=0) as log:
+        stdin, stdout, stderr = spec.terminal or (subprocess.DEVNULL, log, log)
+        if spec.terminal:
             log.write(b"The output of this rank went to the terminal (hydra.launcher.debug=true).\n")
         return subprocess.Popen(
-            list(argv),
-            cwd=cwd,
-            env=dict(environment),
+            list(spec.argv),
+            cwd=spec.cwd,
+            env=dict(spec.environment),
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
-            pass_fds=inherited.held,
+            pass_fds=spec.held,
             preexec_fn=before_exec,  # noqa: PLW1509  (a keeper has one thread)
         )
+
+
+def set_up_rank(options: RankOptions) -> None:
+    """Set up this process, a rank whose program is about to begin."""
+    for number in options.ignored_signals:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def reap() -> Iterator[tuple[int, int]]:

@@ -62,6 +62,107 @@ class RendezvousDir:
 
 
 @dataclass(frozen=True)
+class RankOptions:
+    """How the process of every rank is set up, beside its command and environment. `processes.set_up_rank` does it.
+
+    Attributes:
+        ignored_signals: Signals that it ignores unless the program sets a handler.
+    """
+
+    ignored_signals: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class RankSpec:
+    """The process of one rank.
+
+    Attributes:
+        argv: Its command.
+        cwd: Directory in which it starts.
+        environment: All its variables.
+        log_file: Stdout and stderr are appended to it.
+        options: How it is set up.
+        held: Descriptors that it only holds, such as locks on its devices.
+        terminal: Descriptors of its stdin, stdout and stderr; empty: no stdin, and its log.
+        program_at: Index in `argv` of the program, behind interpreter and flags, if it may be a fork of the fork
+            server; else None.
+    """
+
+    argv: tuple[str, ...]
+    cwd: str
+    environment: Mapping[str, str]
+    log_file: str
+    options: RankOptions = RankOptions()
+    held: tuple[int, ...] = ()
+    terminal: tuple[int, ...] = ()
+    program_at: int | None = None
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """One start of a job: what its ranks run, where, and in which environment. All nodes of the job know it.
+
+    Attributes:
+        number: Number of the job.
+        overrides: Its override strings.
+        run_dir: Run directory, absolute.
+        sweep_dir: Sweep directory, absolute.
+        argv: Command of its ranks.
+        cwd: Directory in which they start.
+        env_set: `hydra.job.env_set`, into which Hydra has merged `env_copy`.
+        nproc: Number of ranks on each node.
+        devices_per_rank: Devices that each rank uses, if there are any.
+        nnodes: Number of nodes.
+        run_id: Name of this start, unique on the machine; every process of it has it in its environment.
+        attempt: Starts of the job before this one, for whatever reason.
+        restart_count: Restarts after a failure (`max_restarts`) before this attempt.
+        max_restarts: Restarts the job may have in all.
+        master_addr: Address at which rank 0 listens.
+        master_port: Port at which rank 0 listens.
+        devices: Ids of the job's devices; None: leave the visible-devices variable as it is.
+        device_env_var: Name of the visible-devices variable.
+        locked: Names under which the devices are locked.
+        payload_digest: SHA-256 of the payload, hexadecimal; None: there is none.
+        limits: Time limits.
+        rank_options: How the process of every rank is set up.
+        terminal: Whether rank 0 has the terminal.
+        rendezvous_dir: Directory in which its nodes find each other, absolute; empty: it has one node.
+        hosts: Host names of its nodes on a cluster; empty: it is on none.
+    """
+
+    number: int
+    overrides: tuple[str, ...]
+    run_dir: str
+    sweep_dir: str
+    argv: tuple[str, ...]
+    cwd: str
+    env_set: Mapping[str, str]
+    nproc: int
+    devices_per_rank: int
+    nnodes: int
+    run_id: str
+    attempt: int
+    restart_count: int
+    max_restarts: int
+    master_addr: str
+    master_port: int
+    devices: tuple[str, ...] | None
+    device_env_var: str
+    locked: tuple[str, ...]
+    payload_digest: str | None
+    limits: Limits
+    rank_options: RankOptions = RankOptions()
+    terminal: bool = False
+    rendezvous_dir: str = ""
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks on all nodes."""
+        return self.nnodes * self.nproc
+
+
+@dataclass(frozen=True)
 class GroupSpec:
     """All that a keeper needs to start and watch one job's group.
 
@@ -76,8 +177,8 @@ class GroupSpec:
         limits: Time limits of the job.
         terminal: Whether the last three descriptors that came with the job are stdin, stdout and stderr of rank 0.
         first_rank: Rank of the first of them; the others count up from it.
-        meeting: Where the other nodes of the job are met; None: it has one node.
-        ignored: Signals that ranks ignore unless they set a handler.
+        rendezvous: Where the other nodes of the job are met; None: it has one node.
+        rank_options: How the process of every rank is set up.
         program_at: Place in `argv` at which the program begins, behind interpreter and flags, where ranks may be forked
             from a preloader; None: a new interpreter for each.
     """
@@ -92,14 +193,34 @@ class GroupSpec:
     limits: Limits
     terminal: bool = False
     first_rank: int = 0
-    meeting: RendezvousDir | None = None
-    ignored: tuple[int, ...] = ()
+    rendezvous: RendezvousDir | None = None
+    rank_options: RankOptions = RankOptions()
     program_at: int | None = None
 
     @property
     def ranks(self) -> range:
         """The ranks of the group."""
         return range(self.first_rank, self.first_rank + len(self.rank_environments))
+
+    def rank(self, rank: int, held: tuple[int, ...], terminal: tuple[int, ...]) -> RankSpec:
+        """Return the process of one rank of the group.
+
+        Args:
+            rank: The rank.
+            held: Descriptors that it only holds.
+            terminal: Descriptors of its stdin, stdout and stderr; empty: it has its log.
+        """
+        index = rank - self.first_rank
+        return RankSpec(
+            argv=self.argv,
+            cwd=self.cwd,
+            environment={**self.environment, **self.rank_environments[index]},
+            log_file=self.log_files[index],
+            options=self.rank_options,
+            held=held,
+            terminal=terminal,
+            program_at=self.program_at,
+        )
 
 
 @dataclass(frozen=True)
@@ -182,6 +303,23 @@ class GroupReport:
     left: bool = False
     hosts: tuple[str, ...] = ()
     first_node: int | None = None
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """The end of a job.
+
+    Attributes:
+        completed: Whether it completed.
+        cause: Why it did not, one line; empty when it did.
+        spec: Its last start; None: it was not started.
+        report: What the keepers reported of that; None: it was not started, or its keeper was lost.
+    """
+
+    completed: bool
+    cause: str = ""
+    spec: LaunchSpec | None = None
+    report: GroupReport | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote
 
 from .protocol import TaskId
 
+_INTERPOLATION = re.compile(r"(?<!\\)(\\*)(\$\{)")
 # Names of variables and of config keys whose values nobody is shown.
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
 # A key within a value, as in {api_key: …}.
@@ -23,7 +24,7 @@ _MASK = "***"
 _OF_ONE_RUN = ("hydra.mode=", "hydra.sweep.dir=", "hydra.launcher.resume=", "hydra.launcher.max_failures=")
 _OF_THE_SWEEPER = ("hydra/sweeper", "hydra.sweeper")
 # The sweeper that runs the jobs it is given, as Hydra's own does, and takes the options of any other.
-GIVEN_JOBS = f"{__package__}.ddp_rank_sweeper.DDPGivenJobsSweeper"
+GIVEN_JOBS = f"{__name__.rsplit('.', 2)[0]}.plugins.DDPGivenJobsSweeper"
 # A variable whose value is kept secret stands as `$NAME` in a job's facts, and is taken from the shell.
 _FROM_SHELL = re.compile(r"\$\w+")
 # What a shell acts on within double quotes; `!` at a prompt.
@@ -230,3 +231,8 @@ def read_recipe(config_name: str | None, hydra_overrides: str | None, task: str 
     module, qualname, nth = decode_overrides(task)
     name = None if config_name is None else decode(config_name)
     return ComposeArgs(name, decode_overrides(hydra_overrides), TaskId(module, qualname, int(nth)))
+
+
+def escape_interpolations(text: str) -> str:
+    """Return what OmegaConf resolves to `text`, which may hold `${` as it stands."""
+    return _INTERPOLATION.sub(lambda found: found[1] * 2 + "\\" + found[2], text)

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -167,6 +168,58 @@ def recorded_signals(numbers: Sequence[int], *, impatient: bool = False) -> Iter
         if wakeup is not None:
             signal.set_wakeup_fd(wakeup)
         recorder.close()
+
+
+class Shutdown(Enum):
+    """What a signal to stop asks for."""
+
+    IGNORE = "it is the order that has come already"
+    STOP = "end what runs, by SIGTERM first"
+    KILL = "end it at once"
+
+
+class ShutdownController:
+    """What the signals to stop have asked for: the first one stops a process's jobs, a later one kills them.
+
+    Attributes:
+        stopped_by: Signal that has stopped them; None: none has.
+    """
+
+    def __init__(self) -> None:
+        self.stopped_by: int | None = None
+        self._stopped_at = 0.0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has come."""
+        return self.stopped_by is not None
+
+    @property
+    def name(self) -> str:
+        """Name of the signal; empty: none has come."""
+        return "" if self.stopped_by is None else signal.Signals(self.stopped_by).name
+
+    def receive(self, number: int, now: float) -> Shutdown:
+        """Return what a signal asks for that has arrived.
+
+        Args:
+            number: One of STOP_SIGNALS.
+            now: Monotonic seconds.
+        """
+        if self.stopped_by is None:
+            self.stopped_by, self._stopped_at = number, now
+            return Shutdown.STOP
+        return Shutdown.IGNORE if now - self._stopped_at < ONE_ORDER_S else Shutdown.KILL
+
+    def leave_if_stopped(self) -> None:
+        """End this process as the signal asks, if one has come.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C.
+            SystemExit: after SIGTERM or SIGHUP, unless a handler that was there before decides otherwise.
+        """
+        if self.stopped_by is not None:
+            leave(self.stopped_by)
 
 
 def write_stacks_on_signal(log_file: str) -> None:

@@ -128,20 +128,20 @@ class Summary:
     compose: Callable[[list[str]], DictConfig]
     nnodes: int = 1
 
-    def show(self, ledger: SweepRecorder, numbers: Collection[int] | None = None) -> None:
+    def show(self, recorder: SweepRecorder, numbers: Collection[int] | None = None) -> None:
         """Show the jobs that are over.
 
         Args:
-            ledger: What has happened.
+            recorder: What has happened.
             numbers: Of which jobs; None: of all.
         """
-        ledger.settle(last=True)
-        jobs = [job for number, job in ledger.record.jobs.items() if numbers is None or number in numbers]
+        recorder.flush(last=True)
+        jobs = [job for number, job in recorder.sweep.jobs.items() if numbers is None or number in numbers]
         told = [job for job in jobs if job.state in _TOLD]
         if told:
-            lines = [results_table(told), *self.again(told, stopped=bool(ledger.record.stopped_by))]
-            if ledger.results is not None:
-                lines += ["", f"Results: {ledger.results}"]
+            lines = [results_table(told), *self.again(told, stopped=bool(recorder.sweep.stopped_by))]
+            if recorder.results is not None:
+                lines += ["", f"Results: {recorder.results}"]
             _log.info("\n%s", encodable("\n".join(lines)))
 
     def again(self, jobs: Sequence[JobRecord], *, stopped: bool = False) -> list[str]:

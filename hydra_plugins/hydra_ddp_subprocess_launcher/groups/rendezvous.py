@@ -8,7 +8,6 @@ import itertools
 import logging
 import math
 import os
-import pickle
 import signal
 import time
 import uuid
@@ -18,10 +17,10 @@ from dataclasses import dataclass
 from .. import __version__
 from ..common import processes
 from ..common.errors import LauncherError, StartError
-from ..common.files import read_own_pickle, write_private, write_text
-from ..common.protocol import GroupReport, RendezvousDir, StopReason
-from ..common.signals import STOP_SIGNALS
-from ..job.plan import JobStart
+from ..common.files import dump, read_stored, write_private, write_text
+from ..common.protocol import GroupReport, JobEnd, LaunchSpec, RendezvousDir, StopReason
+from ..common.signals import STOP_SIGNALS, RepeatedSignal
+from ..common.text import pluralize
 from ..supervisor import heartbeat
 from ..supervisor.heartbeat import HEARTBEAT_INTERVAL_S, Peers, refresh_names
 
@@ -35,8 +34,41 @@ _LOOK_S = 1.0
 _NNODES = "hydra.launcher.nnodes"
 
 
-class NodeRendezvous:
-    """One sweep's launching processes.
+class Rendezvous:
+    """The launching processes of one sweep on its nodes; of a sweep on one node, there is nobody to meet."""
+
+    def job_dir(self, number: int) -> str:
+        """Return the directory in which the nodes of a job meet, absolute; empty: it has one node."""
+        return ""
+
+    def check(self) -> str:
+        """Return which node has left the sweep; empty: none."""
+        return ""
+
+    def publish_start(self, spec: LaunchSpec) -> None:
+        """Let the other nodes of a job start it, too.
+
+        Raises:
+            OSError: if the directory cannot be written.
+            StartError: if one of them has left.
+        """
+
+    def publish_end(self, number: int, end: JobEnd) -> None:
+        """Tell the other nodes that a job is over."""
+
+    def observe(self, report: GroupReport | None) -> None:
+        """Learn from the report on a job what its keepers know of another node."""
+
+    def leave(self, why: str = "") -> None:
+        """Tell the other nodes that this one takes no further part.
+
+        Args:
+            why: One line.
+        """
+
+
+class NodeRendezvous(Rendezvous):
+    """The launching processes of one sweep on several nodes.
 
     Args:
         folder: Of this run of the sweep alone.
@@ -54,7 +86,7 @@ class NodeRendezvous:
         self._peers = Peers(RendezvousDir(folder, node, nnodes), processes.host(), time.monotonic())
         self._looked_at = 0.0
         self._called_at = 0.0
-        self._gone = ""
+        self._departed = ""
         self._starts: dict[int, int] = {}
         # Writes that this run is alive for those who come; only the first node calls.
         self._call: Callable[[], None] = lambda: None
@@ -104,8 +136,8 @@ class NodeRendezvous:
         self._call()
         if not self.missing:
             return True
-        if gone := self.look():
-            raise StartError(f"The sweep cannot begin: {gone}.")
+        if departed := self.check():
+            raise StartError(f"The sweep cannot begin: {departed}.")
         return False
 
     @property
@@ -115,8 +147,8 @@ class NodeRendezvous:
         self._peers.refresh()
         return self._peers.missing
 
-    def job_folder(self, number: int) -> str:
-        """Return the folder of a job, absolute."""
+    def job_dir(self, number: int) -> str:
+        """Return the directory in which the nodes of a job meet, absolute."""
         return os.path.join(self._folder, str(number))
 
     @property
@@ -124,40 +156,43 @@ class NodeRendezvous:
         """Host name of node 0, as another node knows it."""
         return self._peers.host_of(0)
 
-    def publish_start(self, start: JobStart) -> None:
-        """Tell of a start of a job.
+    def publish_start(self, spec: LaunchSpec) -> None:
+        """Let the other nodes of a job start it, too.
 
         Raises:
-            OSError: when the folder cannot be written.
+            OSError: if the directory cannot be written.
+            StartError: if one of them has left.
         """
-        nth = self._starts.get(start.number, 0)
-        self._starts[start.number] = nth + 1
-        JobFolder(self.job_folder(start.number)).publish_start(str(nth), start)
+        if departed := self.check():
+            raise StartError(f"It runs on {pluralize(spec.nnodes, 'node')}, but {departed}.")
+        nth = self._starts.get(spec.number, 0)
+        self._starts[spec.number] = nth + 1
+        JobFolder(self.job_dir(spec.number)).publish_start(str(nth), spec)
 
     def publish_end(self, number: int, end: JobEnd) -> None:
         """Tell that a job is over. Where that cannot be written, this node leaves: the others would wait for ever."""
         try:
-            JobFolder(self.job_folder(number)).publish_end(end)
+            JobFolder(self.job_dir(number)).publish_end(end)
         except OSError as error:
-            self._gone = f"the other nodes cannot be told of the end of job {number}: {error.strerror}"
-            self.leave(self._gone)
+            self._departed = f"the other nodes cannot be told of the end of job {number}: {error.strerror}"
+            self.leave(self._departed)
 
-    def learn(self, report: GroupReport | None) -> None:
+    def observe(self, report: GroupReport | None) -> None:
         """Take note of what keepers have told of another node's process.
 
         Args:
             report: Of a job.
         """
-        if report is None or report.first_node in (None, self._node) or self._gone:
+        if report is None or report.first_node in (None, self._node) or self._departed:
             return
         if report.reason is StopReason.LAUNCHER_LOST:
-            self._gone = f"{StopReason.LAUNCHER_LOST.value} {report.detail}"
+            self._departed = f"{StopReason.LAUNCHER_LOST.value} {report.detail}"
         elif report.reason is StopReason.ORDERED and self._node == 0:
             # The first node alone has other reasons for it than to leave.
-            self._gone = f"a node was stopped ({report.detail})"
+            self._departed = f"a node was stopped ({report.detail})"
 
-    def look(self) -> str:
-        """Give a sign of life, and return which node has left the sweep; empty: none."""
+    def check(self) -> str:
+        """Send a heartbeat, and return which node has left the sweep; empty: none."""
         now = time.monotonic()
         if now >= self._looked_at + _LOOK_S:
             self._looked_at = now
@@ -167,17 +202,17 @@ class NodeRendezvous:
             self._called_at = now
             with contextlib.suppress(OSError):
                 self._call()
-        if not self._gone and self._peers.failed:
+        if not self._departed and self._peers.failed:
             why = self._peers.why_failed
-            self._gone = f"{self._peers.failed} has left the sweep{f' ({why})' if why else ''}"
-        if not self._gone and (lost := self._peers.lost(now)):
-            self._gone = f"nothing has been heard of {', '.join(lost)} for long"
-        if not self._gone and now > self._arrive_by:
+            self._departed = f"{self._peers.failed} has left the sweep{f' ({why})' if why else ''}"
+        if not self._departed and (lost := self._peers.lost(now)):
+            self._departed = f"nothing has been heard of {', '.join(lost)} for long"
+        if not self._departed and now > self._arrive_by:
             self._peers.refresh()
             self._peers.look(now)
-            self._gone = f"{missing} has not come" if (missing := ", ".join(self._peers.missing)) else ""
+            self._departed = f"{missing} has not come" if (missing := ", ".join(self._peers.missing)) else ""
             self._arrive_by = math.inf
-        return self._gone
+        return self._departed
 
     def leave(self, why: str = "") -> None:
         """Tell the others that this node takes no further part.
@@ -195,7 +230,7 @@ def why_it_ends(error: BaseException) -> str:
     if isinstance(error, LauncherError):
         return str(error)
     if isinstance(error, KeyboardInterrupt):
-        return signal.SIGINT.name
+        return signal.Signals(error.number if isinstance(error, RepeatedSignal) else signal.SIGINT).name
     stopped_by = {128 + number: signal.Signals(number).name for number in STOP_SIGNALS}
     if isinstance(error, SystemExit) and error.code in stopped_by:
         return stopped_by[error.code]
@@ -262,23 +297,6 @@ _START = "start_"
 
 
 @dataclass(frozen=True)
-class JobEnd:
-    """The end of a job.
-
-    Attributes:
-        completed: Whether it completed.
-        cause: Why it did not, one line; empty when it did.
-        start: Its last start; None: it was not started.
-        report: What the keepers reported of that; None: it was not started, or its keeper was lost.
-    """
-
-    completed: bool
-    cause: str = ""
-    start: JobStart | None = None
-    report: GroupReport | None = None
-
-
-@dataclass(frozen=True)
 class StartFile:
     """A file that tells of a start. One that is equal need not be read again.
 
@@ -294,14 +312,14 @@ class StartFile:
     changed_at: int
     size: int
 
-    def read(self) -> JobStart | None:
+    def read(self) -> LaunchSpec | None:
         """Return the start; None: the file cannot be read."""
         return _read_start(self.path)
 
 
-def _read_start(path: str) -> JobStart | None:
-    start = read_own_pickle(path)
-    return start if isinstance(start, JobStart) else None
+def _read_start(path: str) -> LaunchSpec | None:
+    spec = read_stored(path)
+    return spec if isinstance(spec, LaunchSpec) else None
 
 
 @dataclass(frozen=True)
@@ -314,20 +332,20 @@ class JobFolder:
 
     path: str
 
-    def publish_start(self, key: str, start: JobStart) -> None:
+    def publish_start(self, key: str, spec: LaunchSpec) -> None:
         """Tell of a start.
 
         Args:
             key: Which one it is, so that nobody takes an earlier one for it.
-            start: The start.
+            spec: The start.
 
         Raises:
             OSError: when the folder cannot be written.
         """
-        os.makedirs(start.meeting or self.path, exist_ok=True)
-        write_private(self._start(key), pickle.dumps(start))
+        os.makedirs(spec.rendezvous_dir or self.path, exist_ok=True)
+        write_private(self._start(key), dump(spec))
 
-    def read_start(self, key: str) -> JobStart | None:
+    def read_start(self, key: str) -> LaunchSpec | None:
         """Return a start; None: it is not known yet."""
         return _read_start(self._start(key))
 
@@ -360,11 +378,11 @@ class JobFolder:
             OSError: when the folder cannot be written.
         """
         os.makedirs(self.path, exist_ok=True)
-        write_private(self._end, pickle.dumps(end))
+        write_private(self._end, dump(end))
 
     def read_end(self) -> JobEnd | None:
         """Return the end; None: it is not known yet."""
-        end = read_own_pickle(self._end)
+        end = read_stored(self._end)
         return end if isinstance(end, JobEnd) else None
 
     @property
@@ -376,18 +394,20 @@ class JobFolder:
         heartbeat.refresh_names(self.path)
 
 
-def tell_for_keeper(start: JobStart, node: int, report: GroupReport | None) -> None:
+def report_for_keeper(spec: LaunchSpec, node: int, report: GroupReport | None) -> None:
     """Tell a job's other nodes that this one's group has ended, where its keeper could not meet theirs, or was killed.
 
     Where that cannot be written either, they are left to the silence of this node.
 
     Args:
-        start: The start of the job.
+        spec: The start of the job.
         node: Number of this node.
         report: What its keeper reported; None: nothing, as it was killed.
     """
-    if not start.meeting or (report is not None and report.hosts):
+    if not spec.rendezvous_dir or (report is not None and report.hosts):
         return
-    meeting = RendezvousDir(start.meeting, node, start.group.nnodes)
+    rendezvous_dir = RendezvousDir(spec.rendezvous_dir, node, spec.nnodes)
     with contextlib.suppress(OSError):
-        heartbeat.tell_for_keeper(meeting, processes.host(), report or GroupReport((), StopReason.KEEPER_LOST, None))
+        heartbeat.report_for_keeper(
+            rendezvous_dir, processes.host(), report or GroupReport((), StopReason.KEEPER_LOST, None)
+        )

@@ -8,20 +8,32 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ..common import files as files_module
-from ..common import processes, protocol
+from ..common import processes
 from ..common.errors import StartError
-from ..common.protocol import Channel, GroupReport, StopReason
+from ..common.files import JobPaths, read_outcome
+from ..common.protocol import (
+    Channel,
+    GroupReport,
+    GroupSpec,
+    LaunchSpec,
+    Note,
+    Started,
+    Stop,
+    StopReason,
+)
 from ..common.text import list_numbers, pluralize
 from ..display.logs import LogTee, last_lines
-from ..job.plan import Allocation, Attempt, JobStart
+from ..job.plan import Allocation, Attempt
 from ..resources.port import is_of_spawned, is_port_clash
-from ..supervisor import keeper as keeper_module
-from .spawners import MOST_HELD, SpawnerLink
+from ..supervisor.keeper import GIVE_UP_S
+from .spawners import MOST_HELD, ForkServer, SpawnerLink
 
+_log = logging.getLogger(__name__)
+# Of the descriptors that a keeper holds, those that are no locks: the sweep's lock, and a terminal.
+_OTHER_DESCRIPTORS = 4
 # Seconds for a keeper or spawner to answer before it is woken, and again before it is killed.
 _ANSWER_S = 5.0
 # Times that a job is handed to a spawner which does not take it up.
@@ -29,7 +41,7 @@ _MOST_UNANSWERED = 3
 # Lines of rank 0's log in which to look for a port that was taken.
 _LAST_WORDS = 50
 # Number of a job, and which of its processes.
-LEFT = (
+LEFTOVERS_MESSAGE = (
     "#%d : %s of it cannot be ended, as where a disk or driver does not answer. What it holds is not given out before "
     "it has gone"
 )
@@ -40,8 +52,8 @@ class RunningJob:
     """A job with a keeper.
 
     Attributes:
-        start: What is started.
-        place: What it holds.
+        spec: What is started.
+        allocation: What it holds.
         attempt: Which start of it this is.
         link: The spawner that forked its keeper.
         channel: To the keeper.
@@ -55,15 +67,15 @@ class RunningJob:
         stopped_at: When the keeper was first seen to stand still, monotonic seconds; None: it does not.
         lost_at: When it had said its last word, or ended without one, monotonic seconds.
         report: The keeper's last word.
-        buried: Whether the spawner said that the keeper and all below it are gone.
-        left: Whether something of it could not be ended.
+        reaped: Whether the spawner has reported that the keeper and everything below it have ended.
+        has_leftovers: Whether a process of it could not be ended.
         keeper_code: Exit code of the keeper; None: not known.
         compared: Whether `check_config` has been done.
         difference: What it found; empty: nothing.
     """
 
-    start: JobStart
-    place: Allocation
+    spec: LaunchSpec
+    allocation: Allocation
     attempt: Attempt
     link: SpawnerLink
     channel: Channel
@@ -77,34 +89,34 @@ class RunningJob:
     stopped_at: float | None = None
     lost_at: float | None = None
     report: GroupReport | None = None
-    buried: bool = False
-    left: bool = False
+    reaped: bool = False
+    has_leftovers: bool = False
     keeper_code: int | None = None
     compared: bool = False
     difference: str = ""
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Whether it is known to have had a keeper."""
         return self.keeper is not None or self.report is not None
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """Whether nothing of the job is alive."""
-        return self.channel.lost and (self.buried or self.link.lost)
+        return self.channel.lost and (self.reaped or self.link.lost)
 
-    def hear(self) -> list[str]:
+    def receive(self) -> list[str]:
         """Take what the keeper has sent, and return its lines for the user."""
         lines = []
         self.channel.flush()
         for message in self.channel.receive():
             if isinstance(message, GroupReport):
                 self.report = message
-            elif isinstance(message, protocol.Note):
+            elif isinstance(message, Note):
                 lines.append(message.text)
-            elif isinstance(message, protocol.Started):
+            elif isinstance(message, Started):
                 self.keeper = self.keeper or processes.ProcessHandle(message.keeper)
-                self.ranks_run = bool(message.ranks) or not self.start.meeting
+                self.ranks_run = bool(message.ranks) or not self.spec.rendezvous_dir
                 # Before that it may have waited for other nodes.
                 self.began = time.monotonic()
         if (self.channel.lost or self.report is not None) and self.lost_at is None:
@@ -113,13 +125,13 @@ class RunningJob:
 
     def stop(self, detail: str, *, at_once: bool = False) -> None:
         """Have the group ended."""
-        self.channel.send(protocol.Stop(at_once=at_once, detail=detail))
+        self.channel.send(Stop(at_once=at_once, detail=detail))
         self.stopped_for = self.stopped_for or detail
         if self.keeper is not None:
             # A keeper that somebody stopped could not obey.
             self.keeper.send(signal.SIGCONT)
         # After the second order nobody shall wait for what cannot be killed.
-        patience_s = 0.0 if at_once else self.start.limits.grace_period_s + keeper_module.GIVE_UP_S
+        patience_s = 0.0 if at_once else self.spec.limits.grace_period_s + GIVE_UP_S
         end_by = time.monotonic() + _ANSWER_S + patience_s
         self.end_by = end_by if self.end_by is None else min(self.end_by, end_by)
 
@@ -140,8 +152,8 @@ class RunningJob:
             self._insist_on_spawner(now - max(self.began, self.link.ready_at))
         else:
             self._wake_keeper(self.keeper, now)
-            limit = self.start.limits.timeout_s
-            patience_s = self.start.limits.grace_period_s + keeper_module.GIVE_UP_S + _ANSWER_S
+            limit = self.spec.limits.timeout_s
+            patience_s = self.spec.limits.grace_period_s + GIVE_UP_S + _ANSWER_S
             # While it waits for other nodes its time does not run.
             due = [] if limit is None or not self.ranks_run else [self.began + limit + patience_s]
             if self.end_by is not None:
@@ -171,14 +183,14 @@ class RunningJob:
     def end_leftovers(self) -> list[int]:
         """End what a lost keeper left behind where the spawner was lost, too, and return what cannot be ended."""
         if self.report is not None:
-            self.left = self.report.left
+            self.has_leftovers = self.report.left
             return []
-        marks = {"TORCHELASTIC_RUN_ID": self.start.run_id}
-        if self.start.meeting:
+        marks = {"TORCHELASTIC_RUN_ID": self.spec.run_id}
+        if self.spec.rendezvous_dir:
             # Another node of the job may be on this machine, too.
             marks["GROUP_RANK"] = str(self.node)
         found = processes.kill_marked(marks, _ANSWER_S)
-        self.left |= bool(found)
+        self.has_leftovers |= bool(found)
         if self.keeper is None and self.end_by is not None:
             # It had not begun, and nobody killed a keeper.
             self.report = GroupReport((), StopReason.ORDERED, None, self.stopped_for)
@@ -186,7 +198,7 @@ class RunningJob:
 
     def compare_configs(self) -> bool:
         """Compare what the ranks resolved, once, as soon as every rank has written it; return whether it differs."""
-        found = None if self.compared else config_difference(self.start)
+        found = None if self.compared else config_difference(self.spec)
         if found is None:
             return False
         self.compared, self.difference = True, found
@@ -194,12 +206,12 @@ class RunningJob:
 
     def met_port_clash(self) -> bool:
         """Return whether rank 0 found its port taken."""
-        paths = self.start.paths
-        outcome = files_module.read_outcome(paths, 0, self.start.run_id)
+        paths = JobPaths(self.spec.run_dir)
+        outcome = read_outcome(paths, 0, self.spec.run_id)
         words = outcome.traceback if outcome is not None else "\n".join(last_lines(paths.log(0), _LAST_WORDS))
-        if self.start.group.world_size > 1 and is_of_spawned(words):
+        if self.spec.world_size > 1 and is_of_spawned(words):
             return False  # They would have each other's port again.
-        return is_port_clash(words, self.place.port.number)
+        return is_port_clash(words, self.allocation.port.number)
 
     def next_attempt(self, completed: bool, *, own_port: bool) -> Attempt | None:
         """Return how to start the job once more, now that it is over; None: its end stands.
@@ -208,14 +220,14 @@ class RunningJob:
             completed: Whether it has.
             own_port: Whether the port was chosen here, so that another one can be.
         """
-        if completed or self.left:
+        if completed or self.has_leftovers:
             return None
-        last, most = self.attempt, self.start.group.max_restarts
+        last, most = self.attempt, self.spec.max_restarts
         following = replace(last, number=last.number + 1)
-        if not self.begun and last.unanswered < _MOST_UNANSWERED:
+        if not self.started and last.unanswered < _MOST_UNANSWERED:
             return replace(following, unanswered=last.unanswered + 1, why="lost before it had begun, starting again")
         if own_port and not last.port_clash and self.met_port_clash():
-            why = f"port {self.place.port.number} was taken, starting again on another"
+            why = f"port {self.allocation.port.number} was taken, starting again on another"
             return replace(following, port_clash=True, why=why)
         if last.restarts < most:
             return replace(following, restarts=last.restarts + 1, why=f"failed, restart {last.restarts + 1} of {most}")
@@ -224,22 +236,23 @@ class RunningJob:
     def close(self) -> None:
         """Let go of the keeper's socket and the port."""
         self.channel.close()
-        self.place.port.release()
+        self.allocation.port.release()
         if self.keeper is not None:
             self.keeper.close()
 
 
-def who_is_left(pids: Sequence[int]) -> str:
+def name_leftovers(pids: Sequence[int]) -> str:
     """Return the processes of a job that cannot be ended; which they are may not be known."""
     return list_numbers("process", pids) if pids else "a process"
 
 
-def config_difference(start: JobStart) -> str | None:
+def config_difference(spec: LaunchSpec) -> str | None:
     """Return in which keys the ranks of a start resolved their configs differently; empty: in none.
 
     None while not all of them have written what they resolved (`check_config`).
     """
-    files = [start.paths.resolved_config(rank) for rank in range(start.group.world_size)]
+    paths = JobPaths(spec.run_dir)
+    files = [paths.resolved_config(rank) for rank in range(spec.world_size)]
     if not all(map(os.path.exists, files)):
         return None
     differing = _differing_keys(files)
@@ -259,65 +272,65 @@ def _differing_keys(files: list[str]) -> list[str]:
     return [key for key in keys if not key.startswith(own) and len({str(config.get(key)) for config in configs}) > 1]
 
 
-# Of the descriptors that a keeper holds, those that are no locks: the claim, and a terminal.
-_FOR_OTHERS = 4
-_log = logging.getLogger(__name__)
-
-
 class JobMonitor:
-    """Get keepers for jobs and hear what they say.
+    """Start keepers for jobs, and receive what they report.
 
     Args:
         selector: On which to wait.
+        fork_server: Forks keepers whose ranks may be forks, too; None: each rank is a new interpreter.
 
     Attributes:
         running: Jobs that have a keeper, by number.
     """
 
-    def __init__(self, selector: selectors.BaseSelector) -> None:
+    def __init__(self, selector: selectors.BaseSelector, fork_server: ForkServer | None = None) -> None:
         self._selector = selector
+        self._fork_server = fork_server
         self._spawner: SpawnerLink | None = None
         self.running: dict[int, RunningJob] = {}
 
-    def refuse_shared_directory(self, run_dir: str, pausing: Iterable[tuple[int, str]]) -> None:
-        """Refuse a run directory that another job has.
+    def start(
+        self,
+        spec: LaunchSpec,
+        group: GroupSpec,
+        allocation: Allocation,
+        attempt: Attempt,
+        held: Sequence[int] = (),
+        tees: Sequence[LogTee] = (),
+    ) -> RunningJob:
+        """Start one node's group of a job, and listen to its keeper from now on.
 
         Args:
-            run_dir: The directory.
-            pausing: Number and directory of the jobs that are between two starts.
-
-        Raises:
-            StartError: naming that job.
-        """
-        directory = os.path.realpath(run_dir)
-        running = ((number, job.start.run_dir) for number, job in self.running.items())
-        for number, taken in (*running, *pausing):
-            if os.path.realpath(taken) == directory:
-                raise StartError(
-                    f"Its run directory {run_dir} is in use by job {number}, which still runs. Give each job one "
-                    "of its own (hydra.sweep.subdir), or run one at a time (hydra.launcher.max_parallel_jobs=1)."
-                )
-
-    def ask_for_keeper(
-        self, number: int, held: Sequence[int], preloader: SpawnerLink | None = None
-    ) -> tuple[SpawnerLink, Channel]:
-        """Have a keeper forked, by a new spawner if there is none.
-
-        Args:
-            number: Number of the job.
+            spec: The start of the job.
+            group: What its keeper needs.
+            allocation: What the job holds.
+            attempt: Which start of it this is.
             held: Descriptors that the keeper holds until its job is over.
-            preloader: To fork it if it can; None: a plain spawner does.
+            tees: One a rank that is shown.
 
         Raises:
-            OSError: when there can be none.
-            StartError: when that is too much to hold.
+            OSError: if there can be no keeper.
+            StartError: if that is too much to hold.
         """
         if len(held) > MOST_HELD:
             raise StartError(
-                f"A job can lock about {pluralize(MOST_HELD - _FOR_OTHERS, 'device')} at most. Give this one fewer "
-                "ranks, or set hydra.launcher.lock_devices=false."
+                f"A job can lock about {pluralize(MOST_HELD - _OTHER_DESCRIPTORS, 'device')} at most. Give this one "
+                "fewer ranks, or set hydra.launcher.lock_devices=false."
             )
-        for link in (preloader, self._spawner):
+        if self._fork_server is not None:
+            group = self._fork_server.admit(spec.number, group)
+        link, channel = self._ask_for_keeper(spec.number, held, forked=group.program_at is not None)
+        channel.send(group)
+        node = group.rendezvous.node if group.rendezvous is not None else 0
+        job = RunningJob(spec, allocation, attempt, link, channel, list(tees), node)
+        self.running[spec.number] = job
+        self._selector.register(job.channel, selectors.EVENT_READ, job)
+        return job
+
+    def _ask_for_keeper(self, number: int, held: Sequence[int], *, forked: bool) -> tuple[SpawnerLink, Channel]:
+        """Have a keeper forked: by the fork server, by the spawner, or by a new one if that is gone."""
+        server = self._fork_server.link() if forked and self._fork_server is not None else None
+        for link in (server, self._spawner):
             if link is not None and not link.lost:
                 self._listen_to(link)
                 try:
@@ -333,15 +346,10 @@ class JobMonitor:
         if link not in [key.data for key in self._selector.get_map().values()]:
             self._selector.register(link, selectors.EVENT_READ, link)
 
-    def add(self, job: RunningJob) -> None:
-        """Listen to a job's keeper from now on."""
-        self.running[job.start.number] = job
-        self._selector.register(job.channel, selectors.EVENT_READ, job)
-
     def remove(self, job: RunningJob) -> None:
         """Forget a job that is over."""
         job.close()
-        del self.running[job.start.number]
+        del self.running[job.spec.number]
 
     def wait(self, timeout: float | None) -> None:
         """Wait until somebody has said something, for `timeout` seconds at most, and take it."""
@@ -351,21 +359,21 @@ class JobMonitor:
                 self._selector.modify(key.fileobj, selectors.EVENT_READ | write, key.data)
         for key, _ in self._selector.select(timeout):
             if isinstance(key.data, RunningJob):
-                self._hear(key.data)
+                self._receive(key.data)
             elif isinstance(key.data, SpawnerLink):
-                self._hear_spawner(key.data)
+                self._receive_from_spawner(key.data)
 
-    def _hear(self, job: RunningJob) -> None:
-        for line in job.hear():
-            _log.info("#%d : %s", job.start.number, line)
+    def _receive(self, job: RunningJob) -> None:
+        for line in job.receive():
+            _log.info("#%d : %s", job.spec.number, line)
         if job.channel.lost:
             self._selector.unregister(job.channel)
 
-    def _hear_spawner(self, link: SpawnerLink) -> None:
+    def _receive_from_spawner(self, link: SpawnerLink) -> None:
         for ended in link.receive():
             if ended.job in self.running:
-                self.running[ended.job].buried = True
-                self.running[ended.job].left = ended.left
+                self.running[ended.job].reaped = True
+                self.running[ended.job].has_leftovers = ended.left
                 self.running[ended.job].keeper_code = ended.code
         if link.lost:
             self._selector.unregister(link)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 from ..common.errors import StartError
+from ..common.files import JobPaths
+from ..common.protocol import LaunchSpec
 
 # Presence of this variable tells a process that it is a rank, or was started by one.
 PAYLOAD_DIGEST = "HYDRA_DDP_PAYLOAD_SHA256"
@@ -83,54 +84,6 @@ _SCRUBBED_PREFIXES = (
 _SEED_VARIABLE = "PL_GLOBAL_SEED"
 
 
-@dataclass(frozen=True)
-class GroupEnvironment:
-    """What the variables of one job's ranks are made from.
-
-    Attributes:
-        nproc: Number of ranks on each node.
-        master_addr: Address at which rank 0 listens.
-        master_port: Port at which rank 0 listens.
-        run_id: Name of this attempt, unique on the machine.
-        attempt: Starts of the job before this one, for whatever reason.
-        restart_count: Restarts after a failure (`max_restarts`) before this attempt.
-        max_restarts: Restarts the job may have in all.
-        devices: Ids of the job's devices; None: leave the visible-devices variable as it is.
-        device_env_var: Name of the visible-devices variable.
-        folder: The job's folder of ours.
-        payload_digest: SHA-256 of the payload, hexadecimal; None: there is none.
-        job_num: Number of the job.
-        sweep_dir: Sweep directory, absolute.
-        locked: Names under which the job's devices are locked.
-        nnodes: Number of nodes.
-    """
-
-    nproc: int
-    master_addr: str
-    master_port: int
-    run_id: str
-    attempt: int
-    restart_count: int
-    max_restarts: int
-    devices: tuple[str, ...] | None
-    device_env_var: str
-    folder: str
-    payload_digest: str | None
-    job_num: int
-    sweep_dir: str
-    locked: tuple[str, ...] = ()
-    nnodes: int = 1
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks on all nodes."""
-        return self.nnodes * self.nproc
-
-    def error_file(self, rank: int) -> str:
-        """Return the path of a rank's error file: as deep below what is this start's alone as torchrun's."""
-        return os.path.join(self.folder, self.run_id, f"attempt_{self.restart_count}", str(rank), "error.json")
-
-
 def scrub(inherited: Mapping[str, str], at_start: Mapping[str, str] | None) -> dict[str, str]:
     """Return an environment without the traces of other launchers.
 
@@ -153,41 +106,40 @@ def ignored_rendezvous(inherited: Mapping[str, str]) -> list[str]:
     return [name for name in ("MASTER_ADDR", "MASTER_PORT") if name in inherited]
 
 
-def group_environment(base: Mapping[str, str], env_set: Mapping[str, str], group: GroupEnvironment) -> dict[str, str]:
+def group_environment(base: Mapping[str, str], spec: LaunchSpec) -> dict[str, str]:
     """Return the variables common to all ranks of a job.
 
     Args:
         base: What `scrub` and `with_omp_threads` return.
-        env_set: The job's `hydra.job.env_set`, with `env_copy` merged in as Hydra does.
-        group: What the job's variables are made from.
+        spec: The start of the job.
 
     Raises:
         StartError: when `env_set` has a variable that is the launcher's.
     """
-    refuse_own_variables(env_set, group.device_env_var, group.devices or ())
-    environment = common_environment(base, env_set) | {
-        "WORLD_SIZE": str(group.world_size),
-        "LOCAL_WORLD_SIZE": str(group.nproc),
-        "GROUP_WORLD_SIZE": str(group.nnodes),
+    refuse_own_variables(spec.env_set, spec.device_env_var, spec.devices or ())
+    environment = common_environment(base, spec.env_set) | {
+        "WORLD_SIZE": str(spec.world_size),
+        "LOCAL_WORLD_SIZE": str(spec.nproc),
+        "GROUP_WORLD_SIZE": str(spec.nnodes),
         "ROLE_NAME": "default",
-        "ROLE_WORLD_SIZE": str(group.world_size),
-        "MASTER_ADDR": group.master_addr,
-        "MASTER_PORT": str(group.master_port),
-        _RUN_ID: group.run_id,
-        "TORCHELASTIC_RESTART_COUNT": str(group.restart_count),
-        "TORCHELASTIC_MAX_RESTARTS": str(group.max_restarts),
-        **({} if group.payload_digest is None else {PAYLOAD_DIGEST: group.payload_digest}),
-        "HYDRA_DDP_ATTEMPT": str(group.attempt),
-        JOB_NUM: str(group.job_num),
-        "HYDRA_DDP_SWEEP_DIR": group.sweep_dir,
-        **({_LOCKED: " ".join(quote(name, safe="") for name in group.locked)} if group.locked else {}),
+        "ROLE_WORLD_SIZE": str(spec.world_size),
+        "MASTER_ADDR": spec.master_addr,
+        "MASTER_PORT": str(spec.master_port),
+        _RUN_ID: spec.run_id,
+        "TORCHELASTIC_RESTART_COUNT": str(spec.restart_count),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+        **({} if spec.payload_digest is None else {PAYLOAD_DIGEST: spec.payload_digest}),
+        "HYDRA_DDP_ATTEMPT": str(spec.attempt),
+        JOB_NUM: str(spec.number),
+        "HYDRA_DDP_SWEEP_DIR": spec.sweep_dir,
+        **({_LOCKED: " ".join(quote(name, safe="") for name in spec.locked)} if spec.locked else {}),
     }
     for names in _tables(base):
-        sizes = {"world_size": group.world_size, "nproc": group.nproc, "nnodes": group.nnodes}
+        sizes = {"world_size": spec.world_size, "nproc": spec.nproc, "nnodes": spec.nnodes}
         environment |= {name: str(value) for key, value in sizes.items() for name in names[key]}
-    if group.devices is not None:
-        environment[group.device_env_var] = ",".join(group.devices)
-        environment[_DEVICE_ENV_VAR] = group.device_env_var
+    if spec.devices is not None:
+        environment[spec.device_env_var] = ",".join(spec.devices)
+        environment[_DEVICE_ENV_VAR] = spec.device_env_var
     return environment
 
 
@@ -237,29 +189,35 @@ def common_environment(base: Mapping[str, str], env_set: Mapping[str, str]) -> d
     return {**_DEFAULTS, **base, **env_set}
 
 
-def rank_environments(base: Mapping[str, str], group: GroupEnvironment) -> tuple[dict[str, str], ...]:
+def error_file(spec: LaunchSpec, rank: int) -> str:
+    """Return the path of a rank's error file: as deep below what is this start's alone as torchrun's."""
+    folder = JobPaths(spec.run_dir).folder
+    return os.path.join(folder, spec.run_id, f"attempt_{spec.restart_count}", str(rank), "error.json")
+
+
+def rank_environments(base: Mapping[str, str], spec: LaunchSpec) -> tuple[dict[str, str], ...]:
     """Return what each rank has of its own, to be laid over the group's: one mapping a rank, on whatever node.
 
     Args:
         base: As of `group_environment`.
-        group: Likewise.
+        spec: Likewise.
     """
 
     def scheduler_names(rank: int) -> dict[str, str]:
-        own = {"rank": rank, "local_rank": rank % group.nproc, "node": rank // group.nproc}
+        own = {"rank": rank, "local_rank": rank % spec.nproc, "node": rank // spec.nproc}
         return {name: str(own[key]) for names in _tables(base) for key in own for name in names[key]}
 
     return tuple(
         {
             "RANK": str(rank),
-            "LOCAL_RANK": str(rank % group.nproc),
+            "LOCAL_RANK": str(rank % spec.nproc),
             "ROLE_RANK": str(rank),
-            "GROUP_RANK": str(rank // group.nproc),
-            "NODE_RANK": str(rank // group.nproc),
-            "TORCHELASTIC_ERROR_FILE": group.error_file(rank),
+            "GROUP_RANK": str(rank // spec.nproc),
+            "NODE_RANK": str(rank // spec.nproc),
+            "TORCHELASTIC_ERROR_FILE": error_file(spec, rank),
             **scheduler_names(rank),
         }
-        for rank in range(group.world_size)
+        for rank in range(spec.world_size)
     )
 
 

@@ -24,13 +24,13 @@ from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
 
 from ..common.errors import FreezeError
+from ..common.quoting import escape_interpolations
 from .hydra_state import is_cached
 
 _log = logging.getLogger(__name__)
 _RESOLVER_NAME = re.compile(r"\$\{\s*([A-Za-z_][\w.]*)\s*:")
 # Options that each job's own config has the last word on.
 SIZE_OPTIONS = ("nproc_per_node", "devices_per_rank")
-_INTERPOLATION = re.compile(r"(?<!\\)(\\*)(\$\{)")
 
 
 @contextlib.contextmanager
@@ -142,11 +142,6 @@ def _resolved(config: DictConfig, key: str, job_num: int) -> str:
         raise FreezeError(
             f"The run directory of job {job_num} (hydra.sweep.dir, hydra.sweep.subdir) cannot be resolved: {error}"
         ) from error
-
-
-def escape_interpolations(text: str) -> str:
-    """Return what OmegaConf resolves to `text`, which may hold `${` as it stands."""
-    return _INTERPOLATION.sub(lambda found: found[1] * 2 + "\\" + found[2], text)
 
 
 def fill_caches(config: DictConfig) -> None:

@@ -1,4 +1,4 @@
-"""Hydra's state that ranks take over: resolvers, logging and callbacks.
+"""Hydra's state that ranks take over: resolvers and logging.
 
 Hydra imports this module with the options, before it makes the callbacks.
 """
@@ -23,7 +23,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
-from .frozen_config import escape_interpolations
+from ..common.quoting import escape_interpolations
 
 # What the plugins, and the program at its top, have registered: ranks do so themselves.
 _AT_START = dict(BaseContainer._resolvers)
@@ -282,3 +282,6 @@ def log_as_sweep(hydra_logging: Any, verbose: Any, context: HydraContext) -> Non
     whitelist = getattr(context, "execution_whitelist", None)
     extra = {} if whitelist is None else {"execution_whitelist": whitelist}
     configure_log(hydra_logging, verbose, **extra)
+
+
+_log = logging.getLogger(__name__)

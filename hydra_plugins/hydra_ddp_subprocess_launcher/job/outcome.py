@@ -1,4 +1,4 @@
-"""What a rank says about its part of a job: made in the rank, read by the launching process."""
+"""What a rank says about its part of a job: its outcome, its process group, and to Hydra's callbacks."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from ..common.protocol import Outcome
 from ..common.text import bounded, bounded_lines
 from . import frozen_config
 
+_log = logging.getLogger(__name__)
+
 
 def after_exit(stop: SystemExit) -> tuple[Outcome, int]:
     """Read `sys.exit(…)` as Python does: None and 0 are good, a number is the code, anything else is a message."""
@@ -36,6 +38,7 @@ def after_exit(stop: SystemExit) -> tuple[Outcome, int]:
 
 
 def outcome_of(job_return: JobReturn, main: Mapping[str, Any] | None, *, with_value: bool) -> tuple[Outcome, int]:
+    """Return what a rank stores of a job that Hydra has run, and its exit code."""
     if job_return.status is not JobStatus.COMPLETED:
         remote = {name: value for name, value in vars(job_return).items() if name.startswith("_remote_")}
         return failure(job_return._return_value, main, remote), 1
@@ -54,6 +57,7 @@ def outcome_of(job_return: JobReturn, main: Mapping[str, Any] | None, *, with_va
 def failure(
     error: BaseException, main: Mapping[str, Any] | None, remote: Mapping[str, object] | None = None
 ) -> Outcome:
+    """Return what a rank stores of a job that has failed."""
     text = _attempt(lambda: "".join(traceback.format_exception(_without_hydra_frames(error)))) or repr(type(error))
     message = _attempt(lambda: str(error)) or ""
     summary = f"{type(error).__qualname__}: {message.lstrip()}".splitlines()[0].rstrip(": ")
@@ -193,9 +197,6 @@ class GroupWatch:
         """Whether torch.distributed was there, but no group of several processes, as far as can be known."""
         self._wrap()
         return self._wrapped is not None and not self._seen[0] and not any(name in sys.modules for name in _SPAWNED)
-
-
-_log = logging.getLogger(__name__)
 
 
 class RankCallbacks(Callbacks):

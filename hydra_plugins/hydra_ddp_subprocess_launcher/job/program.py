@@ -18,9 +18,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, ModuleType
+from typing import Any
 
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.utils import get_args_parser
+from hydra.core.config_store import ConfigStore
 from hydra.core.singleton import Singleton
 from hydra.types import HydraContext, TaskFunction
 
@@ -30,6 +32,7 @@ from ..common.errors import StartError
 from ..common.protocol import TaskId
 from ..common.quoting import encode, encode_overrides
 from . import frozen_config, rank
+from .environment import RANK_VARIABLES
 
 _RANK_MODULE = f"{__package__}.rank"
 
@@ -647,3 +650,48 @@ def _name(node: ast.AST) -> str:
 def _target(statement: ast.AST) -> str:
     targets = getattr(statement, "targets", None) or [getattr(statement, "target", None)]
     return targets[0].id if isinstance(targets[0], ast.Name) else ""
+
+
+def refuse_open_group() -> None:
+    """Refuse to launch if the program has opened a process group, as it did before it was a rank.
+
+    Raises:
+        StartError: naming the lines that may have opened it.
+    """
+    torch = sys.modules.get("torch.distributed")
+    if not getattr(torch, "is_initialized", bool)():
+        return
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    lines = find_calls(script, "init_process_group") if script else []
+    place = f" ({script}:{', '.join(map(str, lines))})" if lines else ""
+    raise StartError(
+        f"A process group of torch.distributed is open in the launching process{place}, which "
+        "is no rank of any job. Open it in the job's function, which runs in ranks alone, or only "
+        'if "RANK" in os.environ; hydra.launcher.allow_nested=true allows it if it is meant.'
+    )
+
+
+def warn_of_rank_values() -> None:
+    """Name fields of configs that are made from a rank's variable here, so that all ranks would get the same value."""
+    types = {
+        kind: None for node in _stored(ConfigStore.instance().repo) for kind in frozen_config.structured_types(node)
+    }
+    for kind in types:
+        for value in config_values_from(kind, RANK_VARIABLES):
+            _log.warning(
+                "%s: %s is made from %s in the launching process, which is no rank: every rank gets that one value. "
+                'Write "${oc.env:%s}", which each rank resolves for itself, or read the variable in the function',
+                value.place,
+                f"{kind.__name__}.{value.name}",
+                value.variable,
+                value.variable,
+            )
+
+
+def _stored(repo: Mapping[str, Any]) -> Iterator[Any]:
+    """Return the configs that programs have stored, in whatever group."""
+    for entry in repo.values():
+        if isinstance(entry, Mapping):
+            yield from _stored(entry)
+        elif not (entry.provider or "").startswith(("hydra", "ddp_")):
+            yield entry.node

@@ -31,7 +31,7 @@ from ..common.protocol import JOB_ID_TOKEN, Outcome, Payload, TaskId
 from . import environment, frozen_config, hydra_state
 from . import outcome as outcome_module
 from .environment import JOB_NUM, PAYLOAD_DIGEST, RANK_PROCESS
-from .outcome import GroupWatch
+from .outcome import GroupWatch, RankCallbacks
 
 
 def run_program_rank(
@@ -287,9 +287,7 @@ class _Rank:
         assert isinstance(callbacks, Callbacks)
         restarts, most = (int(self._identity[f"TORCHELASTIC_{name}"]) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
         # Last, as what callbacks have changed counts, too.
-        return outcome_module.RankCallbacks(
-            callbacks, self._paths, main, self.restore_identity, can_restart=restarts < most
-        )
+        return RankCallbacks(callbacks, self._paths, main, self.restore_identity, can_restart=restarts < most)
 
     def _write_resolved_config(self, config: DictConfig) -> None:
         with frozen_config.hydra_config(config):
@@ -373,7 +371,7 @@ def _keep_files_apart(config: DictConfig, own_files: hydra_state.OwnFiles) -> No
         for name, filename in names.items():
             if filename is not None:
                 own, _ = own_files(os.path.abspath(os.path.join(folder, str(filename))), "a")
-                config.hydra.job_logging.handlers[name].filename = frozen_config.escape_interpolations(own)
+                config.hydra.job_logging.handlers[name].filename = quoting.escape_interpolations(own)
 
 
 def _restore_hydra(body: Mapping[str, Any]) -> tuple[TaskFunction, HydraContext]:

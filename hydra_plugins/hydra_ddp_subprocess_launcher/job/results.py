@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_writ
 
 from ..common.errors import JobFailedError, RankTraceback
 from ..common.files import JobPaths, read_outcome, write_private
-from ..common.protocol import OUTPUT_LOST, GroupReport, Outcome, RankExit, StopReason
+from ..common.protocol import OUTPUT_LOST, GroupReport, LaunchSpec, Outcome, RankExit, StopReason
 from ..common.signals import advice_on_exit, describe_end, describe_exit
 from ..common.text import MOST_OF_A_CAUSE, bounded, bounded_lines, list_numbers, pluralize
 from ..display.logs import last_lines
@@ -27,9 +27,8 @@ from ..records.events import JobRecord
 from ..resources.port import is_of_spawned, says_taken
 from ..supervisor.heartbeat import refresh_names
 from . import frozen_config
-from .environment import GroupEnvironment
+from .environment import error_file
 from .frozen_config import CachedConfig
-from .plan import JobStart
 
 _SHOWN_LOG_LINES = 20
 _SHOWN_TRACEBACK_LINES = 25
@@ -98,52 +97,52 @@ def never_grouped(outcomes: Sequence[Outcome | None]) -> bool:
     return len(outcomes) > 1 and all(outcome is not None and outcome.alone for outcome in outcomes)
 
 
-def read_outcomes(start: JobStart) -> list[Outcome | None]:
+def read_outcomes(spec: LaunchSpec) -> list[Outcome | None]:
     """Return what each rank of a start stored; None: nothing."""
-    if start.meeting or start.hosts:
+    if spec.rendezvous_dir or spec.hosts:
         # Those on other nodes stored it there.
-        refresh_names(start.paths.folder)
-    return [read_outcome(start.paths, rank, start.run_id) for rank in range(start.group.world_size)]
+        refresh_names(JobPaths(spec.run_dir).folder)
+    return [read_outcome(JobPaths(spec.run_dir), rank, spec.run_id) for rank in range(spec.world_size)]
 
 
-def resolve_result(report: GroupReport | None, start: JobStart, keeper_code: int | None = None) -> JobResult:
+def resolve_result(report: GroupReport | None, spec: LaunchSpec, keeper_code: int | None = None) -> JobResult:
     """Decide how a job ended.
 
     Args:
         report: The keeper's; None: it was lost.
-        start: What was started.
+        spec: What was started.
         keeper_code: Exit code of the keeper; None: not known.
     """
     if report is None:
         how = "ended without a report" if keeper_code is None else describe_end(keeper_code)
         what = f"The process that kept this job {how}, and its ranks ended with it."
-        logs = f"The logs of the ranks are in {start.paths.folder}."
+        logs = f"The logs of the ranks are in {JobPaths(spec.run_dir).folder}."
         return failed_before_start(JobFailedError(" ".join(filter(None, (what, advice_on_exit(keeper_code), logs)))))
-    outcomes = read_outcomes(start)
+    outcomes = read_outcomes(spec)
     if has_completed(report, outcomes):
         return replace(_completed(report, outcomes), ungrouped=never_grouped(outcomes))
     # The output of a rank that has the terminal is not in its log.
-    return _failed(report, outcomes, start, logged=range(start.terminal, len(outcomes)))
+    return _failed(report, outcomes, spec, logged=range(spec.terminal, len(outcomes)))
 
 
-def resolve_result_safely(report: GroupReport | None, start: JobStart, keeper_code: int | None = None) -> JobResult:
+def resolve_result_safely(report: GroupReport | None, spec: LaunchSpec, keeper_code: int | None = None) -> JobResult:
     """Decide how a job ended, also where what its ranks stored makes trouble."""
     try:
-        return resolve_result(report, start, keeper_code)
+        return resolve_result(report, spec, keeper_code)
     except (Exception, SystemExit) as error:  # noqa: BLE001  (what is the user's may raise wherever it is touched)
         why = f"what its ranks stored cannot be used: {type(error).__name__}: {bounded(str(error))}"
-        return failed_before_start(JobFailedError(f"{why}\nThe logs are in {start.paths.folder}."))
+        return failed_before_start(JobFailedError(f"{why}\nThe logs are in {JobPaths(spec.run_dir).folder}."))
 
 
 def failed_before_start(error: Exception) -> JobResult:
-    """Return the verdict on a job whose ranks were never started."""
+    """Return the result on a job whose ranks were never started."""
     text = bounded_lines(str(error))
     summary = bounded(" ".join(text.split()))
     return JobResult(completed=False, value=error, cause=summary, block=f"{type(error).__name__}: {text}")
 
 
 def not_begun(why: str) -> JobResult:
-    """Return the verdict on a job that was handed to a spawner which did not take it up.
+    """Return the result on a job that was handed to a spawner which did not take it up.
 
     Args:
         why: What became of that spawner.
@@ -157,7 +156,7 @@ def not_begun(why: str) -> JobResult:
 
 
 def skipped(why: str) -> JobResult:
-    """Return the verdict on a job that is not run.
+    """Return the result on a job that is not run.
 
     Args:
         why: Why not, one line.
@@ -201,10 +200,10 @@ def value_of(outcome: Outcome) -> tuple[Any, tuple[str, ...]]:
 
 
 def _failed(
-    report: GroupReport, outcomes: Sequence[Outcome | None], start: JobStart, logged: Container[int]
+    report: GroupReport, outcomes: Sequence[Outcome | None], spec: LaunchSpec, logged: Container[int]
 ) -> JobResult:
-    paths = start.paths
-    failure = root_cause(report, outcomes, start.group)
+    paths = JobPaths(spec.run_dir)
+    failure = root_cause(report, outcomes, spec)
     rank = failure.rank if failure is not None else None
     what, advice = describe(report, outcomes, failure)
     others = [ended.rank for ended in report.exits if ended.stopped and rank not in (None, ended.rank)]
@@ -299,7 +298,7 @@ class Failure:
     traceback: str = ""
 
 
-def root_cause(report: GroupReport, outcomes: Sequence[Outcome | None], group: GroupEnvironment) -> Failure | None:
+def root_cause(report: GroupReport, outcomes: Sequence[Outcome | None], spec: LaunchSpec) -> Failure | None:
     """Return the failure that came first; None when the group was ended although no rank had failed.
 
     The first to exit need not be the first to fail: what a failed rank cuts off from its peers can end before it.
@@ -308,7 +307,7 @@ def root_cause(report: GroupReport, outcomes: Sequence[Outcome | None], group: G
     failures = []
     for rank, outcome in enumerate(outcomes):
         ended = exits.get(rank)
-        error = _error_file(group.error_file(rank), rank)
+        error = _error_file(error_file(spec, rank), rank)
         exited_at = report.began_at + ended.after_s if ended is not None else time.time()
         if outcome is not None and not outcome.completed:
             at = outcome.failed_at or exited_at
@@ -435,25 +434,25 @@ def make_job_return(
     overrides: Sequence[str],
     config: DictConfig | None,
     run_dir: str,
-    verdict: JobResult,
-    kept: CachedConfig | None = None,
+    result: JobResult,
+    cached: CachedConfig | None = None,
 ) -> JobReturn:
-    """Build what the sweeper gets, from the launching process's own config and the verdict.
+    """Build what the sweeper gets, from the launching process's own config and the result.
 
     Args:
         overrides: Of the job.
         config: Frozen config, which is used up; None: the job did not compose.
         run_dir: Run directory.
-        verdict: How the job ended.
-        kept: The config, if it was put by; None: that is done now.
+        result: How the job ended.
+        cached: The config, if it was cached; None: that is done now.
     """
-    if config is not None and kept is None:
-        kept = CachedConfig.store(config)
-    job_return = JobReturn() if kept is None else _KeptJobReturn.of(kept)
+    if config is not None and cached is None:
+        cached = CachedConfig.store(config)
+    job_return = JobReturn() if cached is None else _CachedJobReturn.of(cached)
     job_return.overrides, job_return.task_name = list(overrides), JobRuntime.instance().get("name")
-    job_return.status = JobStatus.COMPLETED if verdict.completed else JobStatus.FAILED
-    job_return._return_value = verdict.value
-    for name, value in verdict.remote:
+    job_return.status = JobStatus.COMPLETED if result.completed else JobStatus.FAILED
+    job_return._return_value = result.value
+    for name, value in result.remote:
         if hasattr(job_return, name):
             setattr(job_return, name, value)
     if config is not None:
@@ -462,24 +461,24 @@ def make_job_return(
         assert isinstance(task_overrides, list)
         job_return.overrides = task_overrides
         job_return.working_dir = run_dir if _changes_directory(config) else _working_dir(config)
-        if kept is None:
+        if cached is None:
             job_return.cfg, job_return.hydra_cfg = _apart(config)
     return job_return
 
 
-class _KeptJobReturn(JobReturn):
+class _CachedJobReturn(JobReturn):
     """A JobReturn whose configs are loaded when they are first looked at: live, those of 500 jobs would take 70 MB.
 
     Whoever pickles or copies it gets a plain one. `dataclasses.replace` makes one that has its configs at once.
     """
 
-    _kept: CachedConfig
+    _cached: CachedConfig
 
     @classmethod
-    def of(cls, kept: CachedConfig) -> _KeptJobReturn:
+    def of(cls, cached: CachedConfig) -> _CachedJobReturn:
         """Return one with this frozen config."""
         job_return = cls()
-        job_return._kept = kept
+        job_return._cached = cached
         # Then they are looked for in the class.
         del job_return.cfg, job_return.hydra_cfg
         return job_return
@@ -496,12 +495,12 @@ class _KeptJobReturn(JobReturn):
 
     @functools.cached_property
     def _configs(self) -> tuple[DictConfig, DictConfig]:
-        return _apart(self._kept.load())
+        return _apart(self._cached.load())
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Become what Hydra's own launcher returns."""
         plain = JobReturn(cfg=self.cfg, hydra_cfg=self.hydra_cfg)
-        vars(plain).update({name: value for name, value in vars(self).items() if name not in ("_kept", "_configs")})
+        vars(plain).update({name: value for name, value in vars(self).items() if name not in ("_cached", "_configs")})
         # Pickle's own way to make a new object refuses to make one of another class.
         state = plain.__reduce_ex__(2)[2]
         return JobReturn, (), state

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.utils import JobRuntime
 from hydra.types import HydraContext, TaskFunction
@@ -14,26 +14,11 @@ from omegaconf import DictConfig
 from ..common.choices import Entry, OnCodeChange, OnConfigDifference, Resume, ShowProgress
 from ..common.errors import OptionError
 from ..common.files import SweepPaths
-from ..common.protocol import Limits
+from ..common.protocol import Limits, RankOptions
 from ..common.quoting import GIVEN_JOBS
 from ..config import DDPSubprocessLauncherConf
-from ..resources.port import ReservedPort, reserve_port, reserve_port_for_nodes
-from . import frozen_config
+from .frozen_config import program_namespace
 from .program import FunctionEntry, ProgramEntry
-
-if TYPE_CHECKING:
-    from ..display.tables import Summary
-    from ..groups.rendezvous import NodeRendezvous
-    from ..groups.spawners import ForkServer
-    from ..launcher.dry_run import DirSnapshot
-    from ..launcher.resume import PreviousRuns
-    from ..records.journal import SweepRecorder
-    from ..records.sweep_lock import SweepLock
-    from ..resources.devices import DeviceAllocator
-    from ..resources.schedule import DevicePool
-    from ..slurm.submitit_api import Cluster
-    from .frozen_config import ConfigCache
-    from .program import SourceWatch
 
 
 @dataclass(frozen=True)
@@ -46,6 +31,7 @@ class LaunchSettings:
         devices: Ids; None: look for them.
         tee_ranks: Ranks whose output is shown; None: all.
         limits: The three time limits.
+        rank_options: How the process of every rank is set up.
         preload: Modules to import once; None: `auto`; empty: none.
     """
 
@@ -64,6 +50,7 @@ class LaunchSettings:
     node_rank: int
     max_restarts: int
     limits: Limits
+    rank_options: RankOptions
     wrapper: tuple[str, ...]
     preload: tuple[str, ...] | None
     entry: Entry
@@ -116,6 +103,7 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
             timeout_s=_minutes("timeout_min", options["timeout_min"]),
             exit_timeout_s=_amount("exit_timeout_s", options["exit_timeout_s"], zero=True),
         ),
+        rank_options=RankOptions(),
         wrapper=_texts("wrapper", options["wrapper"]),
         preload=_modules(options["preload"]),
         entry=options["entry"],
@@ -286,69 +274,38 @@ def _ranks(value: Any) -> tuple[int, ...] | None:
     return tuple(sorted(set(value)))
 
 
-_BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """What stays the same over all batches of a sweep.
+class SweepContext:
+    """What a sweep is, the same for all of its jobs.
 
     Attributes:
-        context: Hydra's.
+        hydra_context: Hydra's.
         task_function: What a job calls.
         config: The sweep's own config.
         settings: Options of the launcher.
         entry: What ranks run.
-        pool: What its jobs share.
-        gate: Gets hold of the pool's devices.
-        spool: Configs that the sweeper composed.
-        sources: The program's source files.
         paths: Where the sweep is.
-        claim: On that directory, held as long as the sweep is.
-        ledger: What has happened.
-        summary: What is shown of it at the end.
-        earlier: What earlier runs have left to do; None: nothing is resumed.
-        footprint: What a dry run has to put back; None: this is none.
-        gathering: The launching processes of a sweep on several nodes; None: it is on one, or starts nothing.
-        cluster: What jobs ask of submitit; None: they run here.
-        executor: Submitit's executor; None: they run here, or nothing is submitted.
-        preload: Of which ranks are forks; None: each is a new interpreter.
     """
 
-    context: HydraContext
+    hydra_context: HydraContext
     task_function: TaskFunction
     config: DictConfig
     settings: LaunchSettings
     entry: ProgramEntry | FunctionEntry
-    pool: DevicePool
-    gate: DeviceAllocator
-    spool: ConfigCache
-    sources: SourceWatch
     paths: SweepPaths
-    claim: SweepLock | None
-    ledger: SweepRecorder
-    summary: Summary
-    earlier: PreviousRuns | None
-    footprint: DirSnapshot | None
-    gathering: NodeRendezvous | None
-    cluster: Cluster | None
-    executor: Any
-    preload: ForkServer | None
 
     @property
-    def main(self) -> Mapping[str, Any] | None:
-        """Names of the program's `__main__`, for the pickler; None: ranks have another."""
-        return frozen_config.program_namespace(self.task_function) if isinstance(self.entry, ProgramEntry) else None
+    def main_namespace(self) -> Mapping[str, Any] | None:
+        """Names of the program's `__main__`, for the pickler; None: ranks have another one."""
+        return program_namespace(self.task_function) if isinstance(self.entry, ProgramEntry) else None
 
     @property
     def task_name(self) -> str:
         """Hydra's name of the job function."""
         return str(JobRuntime.instance().get("name"))
-
-    @property
-    def held(self) -> tuple[int, ...]:
-        """Descriptors that keepers hold for the sweep: no other one takes its directory while ranks of it still run."""
-        return () if self.claim is None else (self.claim.descriptor,)
 
     @property
     def task(self) -> str:
@@ -358,26 +315,12 @@ class Sweep:
         return f"{self.entry.task.module}.{self.entry.task.qualname}"
 
     @property
-    def follows(self) -> bool:
-        """Whether another node decides what runs, and writes it down."""
-        return self.settings.node_rank > 0 and self.footprint is None
-
-    def reserve_port(self) -> ReservedPort:
-        """Reserve a port of this machine for one start of a job.
-
-        Raises:
-            StartError: when there is none.
-        """
-        address, number = self.settings.master_addr, self.settings.master_port
-        if self.settings.nnodes == 1:
-            return reserve_port(address, number)
-        assert address is not None
-        return reserve_port_for_nodes(address, number)
-
-    @property
     def has_one_batch(self) -> bool:
         """Whether all jobs are handed over at once."""
-        return has_one_batch(self.config)
+        sweeper = self.config.hydra.sweeper
+        return bool(
+            sweeper._target_ == GIVEN_JOBS or (sweeper._target_ == BASIC_SWEEPER and sweeper.max_batch_size is None)
+        )
 
     @property
     def sweeper_name(self) -> str:
@@ -387,16 +330,4 @@ class Sweep:
     @property
     def has_basic_sweeper(self) -> bool:
         """Whether the sweeper is Hydra's own, which knows all jobs beforehand."""
-        return is_basic(self.config)
-
-
-def has_one_batch(config: DictConfig) -> bool:
-    """Return whether a sweep's jobs are all handed over at once."""
-    if config.hydra.sweeper._target_ == GIVEN_JOBS:
-        return True
-    return is_basic(config) and config.hydra.sweeper.max_batch_size is None
-
-
-def is_basic(config: DictConfig) -> bool:
-    """Return whether a sweep has Hydra's own sweeper, which knows all jobs beforehand."""
-    return config.hydra.sweeper._target_ in (_BASIC_SWEEPER, GIVEN_JOBS)
+        return self.config.hydra.sweeper._target_ in (BASIC_SWEEPER, GIVEN_JOBS)

@@ -6,60 +6,283 @@ import logging
 import selectors
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hydra.core.utils import JobReturn
 
-from ..common import protocol, signals
 from ..common.choices import OnConfigDifference
-from ..common.errors import JobFailedError, LauncherError, StartError
-from ..common.protocol import GroupReport, GroupSpec, StopReason
-from ..common.signals import leave
+from ..common.errors import JobFailedError, LauncherError
+from ..common.files import JobPaths
+from ..common.protocol import Forward, GroupReport, JobEnd, LaunchSpec, StopReason
+from ..common.signals import (
+    CONTINUED,
+    FORWARDED_SIGNALS,
+    STOP_SIGNALS,
+    RecordedSignals,
+    Shutdown,
+    ShutdownController,
+    recorded_signals,
+)
 from ..common.text import encodable, pluralize
 from ..display.logs import LOOK_INTERVAL_S
-from ..groups.rendezvous import JobEnd, tell_for_keeper
-from ..groups.running_job import LEFT, JobMonitor, RunningJob, who_is_left
-from ..groups.spawners import SpawnerLink
-from ..job import environment, outcome, results
+from ..groups.rendezvous import Rendezvous, report_for_keeper
+from ..groups.running_job import LEFTOVERS_MESSAGE, JobMonitor, RunningJob, name_leftovers
+from ..groups.spawners import ForkServer
+from ..job.environment import common_environment
 from ..job.frozen_config import sweep_env_set
-from ..job.plan import Allocation, Attempt, JobStart, PlannedJob, start_error, write_job
-from ..job.results import JobResult, make_job_return
-from ..job.settings import Sweep
+from ..job.outcome import end_job
+from ..job.plan import (
+    Allocation,
+    Attempt,
+    PlannedJob,
+    build_group_spec,
+    build_launch_spec,
+    refuse_shared_run_dir,
+    start_error,
+    write_job_files,
+)
+from ..job.program import SourceWatch
+from ..job.results import JobResult, failed_before_start, make_job_return, not_begun, resolve_result_safely, skipped
+from ..job.settings import LaunchSettings, SweepContext
 from ..resources.devices import DeviceAllocator
+from ..resources.port import ReservedPort, reserve_port, reserve_port_for_nodes
 from ..supervisor.heartbeat import refresh_names
 from .debug import DebugSession
 from .job_queue import JobQueue
 from .progress import Progress
-from .resume import ResumeDecision
+from .resume import PreviousRuns
 
 _log = logging.getLogger(__name__)
 # Seconds between two looks at keepers that may have stopped answering.
-_INSIST_INTERVAL_S = 1.0
+_CHECK_INTERVAL_S = 1.0
 # Seconds between two questions for devices that others have.
 _ASK_INTERVAL_S = 0.5
+# What a batch listens to; to SIGCONT, as a shell may have written onto the board while this process was stopped.
+HEARD_SIGNALS = (*STOP_SIGNALS, *FORWARDED_SIGNALS, *CONTINUED)
+
+
+def reserve_job_port(settings: LaunchSettings) -> ReservedPort:
+    """Reserve a port of this machine for one start of a job.
+
+    Raises:
+        StartError: when there is none.
+    """
+    if settings.nnodes == 1:
+        return reserve_port(settings.master_addr, settings.master_port)
+    assert settings.master_addr is not None
+    return reserve_port_for_nodes(settings.master_addr, settings.master_port)
+
+
+class FailureLimit:
+    """The option `max_failures`.
+
+    Args:
+        settings: Options of the sweep.
+
+    Attributes:
+        is_reached: Whether too many jobs have failed, so that no more are started.
+    """
+
+    def __init__(self, settings: LaunchSettings) -> None:
+        self._most = settings.max_failures
+        self.is_reached = False
+        self.stops_running = settings.stop_running
+
+    def check(self, failures: int) -> bool:
+        """Return whether the limit is reached now, once.
+
+        Args:
+            failures: Jobs of this run of the sweep that have failed.
+        """
+        if self.is_reached or self._most is None or failures < self._most:
+            return False
+        self.is_reached = True
+        _log.error("%s failed (max_failures=%d): no more jobs are started", pluralize(failures, "job"), self._most)
+        return True
+
+    @property
+    def reason(self) -> str:
+        """Why jobs are stopped that run."""
+        return f"max_failures={self._most} was reached"
+
+    def skip(self, failures: int) -> JobResult:
+        """Return how a job ends that is not started any more."""
+        return skipped(f"{pluralize(failures, 'job')} failed before it (max_failures={self._most})")
+
+
+@dataclass(frozen=True)
+class PendingRestart:
+    """A job between two starts: it keeps its devices, and waits until what the last start left there is gone.
+
+    Attributes:
+        plan: The job.
+        devices: Which it keeps.
+        following: The start that follows.
+        result: How the last one ended.
+    """
+
+    plan: PlannedJob
+    devices: tuple[str, ...]
+    following: Attempt
+    result: JobResult
+
+
+class PendingRestarts:
+    """The jobs of a batch that are between two starts.
+
+    Args:
+        allocator: Tells when their devices are free of the last start.
+    """
+
+    def __init__(self, allocator: DeviceAllocator) -> None:
+        self._allocator = allocator
+        self._pending: list[PendingRestart] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._pending)
+
+    def __iter__(self) -> Iterator[PendingRestart]:
+        return iter(self._pending)
+
+    def add(self, restart: PendingRestart) -> bool:
+        """Let a job wait; return whether it has to, as its devices are not free yet."""
+        self._pending.append(restart)
+        return not self._allocator.ready(restart.devices)
+
+    def take_ready(self) -> list[PendingRestart]:
+        """Remove and return the jobs that can be started."""
+        ready = [restart for restart in self._pending if self._allocator.ready(restart.devices)]
+        self._pending = [restart for restart in self._pending if restart not in ready]
+        return ready
+
+    def clear(self) -> list[PendingRestart]:
+        """Remove and return all jobs."""
+        pending, self._pending = self._pending, []
+        return pending
+
+
+class JobStarter:
+    """Start jobs on this machine.
+
+    Args:
+        context: The sweep.
+        allocator: Has locked the devices.
+        rendezvous: The other nodes of the sweep.
+        sources: The program's source files.
+        held: Descriptors that keepers hold until their job is over, beside the locks on devices.
+        terminal: Stdin, stdout and stderr for rank 0; empty: it has its log.
+    """
+
+    def __init__(
+        self,
+        context: SweepContext,
+        allocator: DeviceAllocator,
+        rendezvous: Rendezvous,
+        sources: SourceWatch,
+        held: Sequence[int],
+        terminal: Sequence[int],
+    ) -> None:
+        self._context = context
+        self._allocator = allocator
+        self._rendezvous = rendezvous
+        self._sources = sources
+        self._held = held
+        self._terminal = terminal
+
+    def start(
+        self,
+        plan: PlannedJob,
+        attempt: Attempt,
+        devices: tuple[str, ...],
+        base: Mapping[str, str],
+        monitor: JobMonitor,
+        progress: Progress,
+    ) -> RunningJob | Exception:
+        """Start a job on its devices; return why it could not be started, if so.
+
+        Args:
+            plan: The job.
+            attempt: Which start of it this is.
+            devices: Ids of its devices.
+            base: What its ranks start from.
+            monitor: Starts its keeper.
+            progress: Records and shows that it was started.
+        """
+        settings = self._context.settings
+        port = spec = None
+        try:
+            self._sources.check(settings.code_changed, bool(settings.preload))
+            port = reserve_job_port(settings)
+            allocation = Allocation(devices, port, self._allocator.lock_names(devices))
+            meeting = self._rendezvous.job_dir(plan.number)
+            spec = build_launch_spec(plan, attempt, allocation, settings, rendezvous_dir=meeting)
+            group = build_group_spec(spec, base)
+            write_job_files(spec, group, plan.payload, plan.config_yaml)
+            self._rendezvous.publish_start(spec)
+            held = (*self._held, *self._allocator.descriptors(devices), *self._terminal)
+            tees = progress.tees(plan, JobPaths(spec.run_dir))
+            job = monitor.start(spec, group, allocation, attempt, held, tees)
+        except (LauncherError, OSError, ValueError) as error:
+            if port is not None:
+                port.release()
+            if spec is not None:
+                self._report_start_failed(spec, error)
+            return start_error(error, plan)
+        progress.started(plan, attempt, allocation, spec.run_id)
+        return job
+
+    def _report_start_failed(self, spec: LaunchSpec, error: Exception) -> None:
+        why = f"on the first node no keeper could be started: {error}"
+        report_for_keeper(spec, 0, GroupReport((), StopReason.START_FAILED, None, why))
 
 
 class Batch:
     """Run the jobs of one `launch()` call.
 
     Args:
-        sweep: What is the same for all of them.
-        job_overrides: One list of override strings a job.
-        first: Number of the first job.
-        debugging: What is different when rank 0 has the terminal.
+        context: The sweep.
+        overrides: Override strings of each job, by its number, in order.
+        queue: These jobs.
+        starter: Starts them.
+        allocator: Acquires their devices.
+        progress: Records and shows what happens.
+        previous: What earlier runs of the sweep have done.
+        rendezvous: The other nodes of the sweep.
+        fork_server: Forks ranks; None: each is a new interpreter.
+        debugging: What is different if rank 0 has the terminal.
     """
 
-    def __init__(self, sweep: Sweep, job_overrides: list[list[str]], first: int, debugging: DebugSession) -> None:
-        self._sweep = sweep
+    def __init__(
+        self,
+        context: SweepContext,
+        overrides: Mapping[int, Sequence[str]],
+        queue: JobQueue,
+        starter: JobStarter,
+        allocator: DeviceAllocator,
+        progress: Progress,
+        previous: PreviousRuns,
+        rendezvous: Rendezvous,
+        fork_server: ForkServer | None,
+        debugging: DebugSession,
+    ) -> None:
+        self._settings = context.settings
+        self._callbacks = context.hydra_context.callbacks
+        self._overrides = overrides
+        self._queue = queue
+        self._starter = starter
+        self._allocator = allocator
+        self._progress = progress
+        self._previous = previous
+        self._rendezvous = rendezvous
         self._debugging = debugging
-        self._overrides = {first + place: overrides for place, overrides in enumerate(job_overrides)}
-        self._returns: dict[int, JobReturn] = {}
+        self._shutdown = ShutdownController()
+        self._limit = FailureLimit(context.settings)
+        self._restarts = PendingRestarts(allocator)
         self._plans: dict[int, PlannedJob] = {}
-        self._restarts = PendingRestarts(sweep.gate)
-        self._line = JobQueue(sweep, self._overrides, self._fail, self._settle)
-        self._base = self._line.base_environment()
-        self._progress = Progress(sweep, self._overrides, self._line.most_jobs)
+        self._returns: dict[int, JobReturn] = {}
+        self._selector = selectors.DefaultSelector()
+        self._monitor = JobMonitor(self._selector, fork_server)
 
     def run(self) -> list[JobReturn]:
         """Run all jobs and return one JobReturn a job, in order.
@@ -68,125 +291,144 @@ class Batch:
             KeyboardInterrupt: after Ctrl-C, when every rank is gone.
             SystemExit: after SIGTERM or SIGHUP, likewise, unless a handler that was there before decides otherwise.
         """
-        heard = (*HEARD, *self._debugging.signals)
+        heard = (*HEARD_SIGNALS, *self._debugging.signals)
         with self._progress.shown():
-            with signals.recorded_signals(heard, impatient=True) as arrived:
-                with selectors.DefaultSelector() as selector:
-                    self._hub = JobMonitor(selector)
-                    self._ending = ShutdownController(
-                        self._sweep, self._debugging, self._line, self._hub.running, self._progress
-                    )
-                    selector.register(arrived.wakeup, selectors.EVENT_READ)
-                    try:
-                        self._run_all(arrived)
-                    finally:
-                        self._hub.close()
-                        self._sweep.gate.close()
-                        if self._sweep.preload is not None and self._sweep.has_one_batch:
-                            self._sweep.preload.close()
+            with recorded_signals(heard, impatient=True) as arrived, self._selector:
+                self._selector.register(arrived.wakeup, selectors.EVENT_READ)
+                try:
+                    self._run_all(arrived)
+                finally:
+                    self._monitor.close()
+                    self._allocator.close()
                 # What came while the last job was looked at, or its spawner ended, counts as well.
-                self._ending.act_on(arrived.take())
+                self._obey(arrived.take())
             # Nothing runs any more: from here on a signal does what it would do without us, however slow the reader is.
             self._progress.finish()
-        self._ending.leave_if_stopped()
+        self._shutdown.leave_if_stopped()
         return [self._returns[number] for number in self._overrides]
 
-    def _run_all(self, arrived: signals.RecordedSignals) -> None:
-        _log.info("Launching %s, OMP_NUM_THREADS=%s", self._line.summary, self._base["OMP_NUM_THREADS"])
-        if self._sweep.preload is not None:
-            self._sweep.preload.begin(environment.common_environment(self._base, sweep_env_set(self._sweep.config)))
-        while self._line.waiting or self._hub.running or self._restarts:
-            self._ending.act_on(arrived.take())
-            for number in self._ending.give_up():
-                self._finish(number, None, None, self._ending.too_many_failures())
+    def _run_all(self, arrived: RecordedSignals) -> None:
+        while self._queue.waiting or self._monitor.running or self._restarts:
+            self._obey(arrived.take())
+            self._check_failures()
             self._start_again()
             started = self._start_next()
-            self._wait(ready=started or self._line.has_work)
+            self._wait(ready=started or self._queue.can_prepare)
             self._look_at_running()
-            self._line.work()
+            self._prepare_next()
         self._wait_for_devices(arrived)
+
+    @property
+    def _starts_none(self) -> bool:
+        """Whether no job shall be started any more, not even once more."""
+        return self._shutdown.stopped or (self._limit.is_reached and self._limit.stops_running)
+
+    # Before a start
+
+    def _prepare_next(self) -> None:
+        prepared = self._queue.prepare_next()
+        if prepared is None:
+            return
+        if prepared.plan is None:
+            assert prepared.error is not None
+            self._finish(prepared.number, None, None, failed_before_start(prepared.error))
+            return
+        result = self._result_without_a_start(prepared.plan)
+        if result is not None:
+            self._queue.discard(prepared.number)
+            self._finish(prepared.number, prepared.plan, None, result)
+
+    def _result_without_a_start(self, plan: PlannedJob) -> JobResult | None:
+        """Return how a job ended that is not to be started; None: it is to be."""
+        decision = self._previous.decide(plan.known, plan.config_yaml, plan.config_hash)
+        if decision is not None:
+            self._progress.decided(plan, decision)
+            if decision.result is not None:
+                return decision.result
+        return self._limit.skip(self._progress.failures) if self._limit.is_reached else None
+
+    def _check_failures(self) -> None:
+        if not self._limit.check(self._progress.failures):
+            return
+        if self._limit.stops_running:
+            for job in self._monitor.running.values():
+                job.stop(self._limit.reason)
+        # Of a sweep that is resumed, those that wait may be done: that shows when they are composed.
+        dropped = self._queue.discard_ready() if self._previous.resumes else self._queue.clear()
+        for number in dropped:
+            self._finish(number, None, None, self._limit.skip(self._progress.failures))
 
     # Starting
 
     def _start_next(self) -> bool:
         """Start the job whose turn it is; return whether there was one."""
-        following = self._line.take_next()
+        following = self._queue.take_next()
         if following is None:
             return False
         plan, devices = following
         error = self._start(plan, devices, plan.first_attempt)
         if error is not None:
-            self._line.job_ended(plan.number)
-            self._finish(plan.number, plan, None, results.failed_before_start(error))
+            self._queue.job_ended(plan.number)
+            self._finish(plan.number, plan, None, failed_before_start(error))
         return True
 
     def _start_again(self) -> None:
         """Start jobs once more whose devices have let go of the last start."""
-        for pause in self._restarts.take_ready(all_of_them=self._ending.starts_none):
-            error = None if self._ending.starts_none else self._start(pause.plan, pause.devices, pause.following)
+        if self._starts_none:
+            for restart in self._restarts.clear():
+                self._end_for_good(restart.plan, restart.following, restart.result)
+        for restart in self._restarts.take_ready():
+            error = self._start(restart.plan, restart.devices, restart.following)
             if error is not None:
                 # What it failed of before says more than that.
-                _log.error("#%d : cannot be started again: %s", pause.plan.number, encodable(str(error)))
-            if error is not None or self._ending.starts_none:
-                self._end_for_good(pause.plan, pause.following, pause.verdict)
-
-    def _settle(self, plan: PlannedJob, decision: ResumeDecision | None) -> bool:
-        """Deal with a job that is not to be run; return whether it is one."""
-        verdict = None
-        if decision is not None:
-            self._progress.decided(plan, decision)
-            verdict = decision.verdict
-        if verdict is None and self._ending.gave_up:
-            verdict = self._ending.too_many_failures()
-        if verdict is not None:
-            self._finish(plan.number, plan, None, verdict)
-        return verdict is not None
-
-    def _fail(self, number: int, error: Exception) -> None:
-        self._finish(number, None, None, results.failed_before_start(error))
+                _log.error("#%d : cannot be started again: %s", restart.plan.number, encodable(str(error)))
+                self._end_for_good(restart.plan, restart.following, restart.result)
 
     def _start(self, plan: PlannedJob, devices: tuple[str, ...], attempt: Attempt) -> Exception | None:
-        """Start a job on its devices; return why it could not be."""
-        port = start = None
         try:
-            self._hub.refuse_shared_directory(plan.run_dir, self._restarts)
-            self._sweep.sources.check(self._sweep.settings.code_changed, bool(self._sweep.settings.preload))
-            port = self._sweep.reserve_port()
-            place = Allocation(devices, port)
-            start, spec = write_job(self._sweep, plan, attempt, place, self._line.environment_of(plan))
-            self._tell_nodes(start)
-            held = (*self._sweep.held, *self._sweep.gate.descriptors(devices), *self._debugging.descriptors)
-            spec, preloader = self._preloader(plan.number, spec)
-            link, channel = self._hub.ask_for_keeper(plan.number, held, preloader)
-        except (LauncherError, OSError, ValueError) as error:
-            if port is not None:
-                port.release()
-            if start is not None:
-                why = f"on the first node no keeper could be started: {error}"
-                tell_for_keeper(start, 0, GroupReport((), StopReason.START_FAILED, None, why))
-            return start_error(error, plan)
-        channel.send(spec)
+            refuse_shared_run_dir(plan.run_dir, self._run_dirs_in_use())
+        except LauncherError as error:
+            return error
+        started = self._starter.start(
+            plan, attempt, devices, self._queue.environment_of(plan), self._monitor, self._progress
+        )
+        if isinstance(started, Exception):
+            return started
         self._plans[plan.number] = plan
-        self._hub.add(RunningJob(start, place, attempt, link, channel, self._progress.tees(plan, start.paths)))
-        self._progress.started(plan, attempt, place, start.run_id)
         return None
 
-    def _preloader(self, number: int, spec: GroupSpec) -> tuple[GroupSpec, SpawnerLink | None]:
-        """Return what a job's keeper needs, and the preloader that shall fork it."""
-        preload = self._sweep.preload
-        if preload is None:
-            return spec, None
-        spec = preload.admit(number, spec)
-        return spec, None if spec.program_at is None else preload.link()
+    def _run_dirs_in_use(self) -> Iterable[tuple[int, str]]:
+        running = ((number, job.spec.run_dir) for number, job in self._monitor.running.items())
+        return (*running, *((restart.plan.number, restart.plan.run_dir) for restart in self._restarts))
 
-    def _tell_nodes(self, start: JobStart) -> None:
-        """Let the other nodes of the job start it, too."""
-        gathering = self._sweep.gathering
-        if gathering is None:
+    # Signals
+
+    def _obey(self, arrived: Sequence[int]) -> None:
+        """Do what signals ask for, in order."""
+        for number in arrived:
+            rank = self._debugging.receiver(number, time.monotonic()) if self._monitor.running else None
+            if rank is not None or number in FORWARDED_SIGNALS:
+                for job in self._monitor.running.values():
+                    job.channel.send(Forward(number, rank))
+            elif number in STOP_SIGNALS:
+                self._stop(number)
+            else:
+                self._progress.resumed()
+
+    def _stop(self, number: int) -> None:
+        order = self._shutdown.receive(number, time.monotonic())
+        if order is Shutdown.IGNORE:
             return
-        if gone := gathering.look():
-            raise StartError(f"It runs on {pluralize(start.group.nnodes, 'node')}, but {gone}.")
-        gathering.publish_start(start)
+        if order is Shutdown.STOP:
+            self._progress.stopped(self._shutdown.name)
+        self._queue.clear()
+        kill = order is Shutdown.KILL
+        name = signal.Signals(number).name
+        if self._monitor.running:
+            how, hint = ("killing", "") if kill else ("stopping", " (once more: kill at once)")
+            _log.warning("%s: %s %s%s", name, how, pluralize(len(self._monitor.running), "running job"), hint)
+        for job in self._monitor.running.values():
+            job.stop(name, at_once=kill)
 
     # Watching
 
@@ -195,250 +437,96 @@ class Batch:
         timeout = 0.0
         if not ready and self._looks_are_due():
             timeout = LOOK_INTERVAL_S
-        elif not ready and (self._line.blocked or self._restarts):
+        elif not ready and (self._queue.blocked or self._restarts):
             timeout = _ASK_INTERVAL_S
-        elif not ready and self._hub.running:
-            timeout = _INSIST_INTERVAL_S
-        self._hub.wait(self._progress.due_s(timeout))
+        elif not ready and self._monitor.running:
+            timeout = _CHECK_INTERVAL_S
+        self._monitor.wait(self._progress.due_s(timeout))
 
     def _looks_are_due(self) -> bool:
-        comparing = self._sweep.settings.check_config is not None
-        return any(job.tees or (comparing and not job.compared) for job in self._hub.running.values())
+        comparing = self._settings.check_config is not None
+        return any(job.tees or (comparing and not job.compared) for job in self._monitor.running.values())
 
     def _look_at_running(self) -> None:
         self._progress.begin_round()
-        gone = self._sweep.gathering.look() if self._sweep.gathering is not None else ""
-        for job in list(self._hub.running.values()):
-            over = job.over
-            self._progress.show(job.tees, last=over)
+        departed = self._rendezvous.check()
+        for job in list(self._monitor.running.values()):
+            finished = job.finished
+            self._progress.show(job.tees, last=finished)
             self._compare_configs(job)
-            if gone and job.end_by is None:
-                job.stop(gone)
-            if not over:
-                job.check_stuck(time.monotonic())
-            if over:
+            if departed and job.end_by is None:
+                job.stop(departed)
+            if finished:
                 self._end(job)
+            else:
+                job.check_stuck(time.monotonic())
 
     def _compare_configs(self, job: RunningJob) -> None:
-        rule = self._sweep.settings.check_config
+        rule = self._settings.check_config
         if rule is None or not job.compare_configs():
             return
-        _log.warning("#%d : %s", job.start.number, job.difference)
+        _log.warning("#%d : %s", job.spec.number, job.difference)
         if rule is OnConfigDifference.error:
             job.stop(f"{job.difference} (check_config=error)")
 
-    def _wait_for_devices(self, arrived: signals.RecordedSignals) -> None:
+    def _wait_for_devices(self, arrived: RecordedSignals) -> None:
         """Leave no device to others that still holds what a job of ours left on it."""
-        if not self._sweep.gate.settled and not self._ending.stopped:
+        if not self._allocator.is_idle and not self._shutdown.stopped:
             _log.info("Waiting until the processes of the last jobs are off their devices")
-        while not self._sweep.gate.settled and not self._ending.stopped:
-            self._hub.wait(LOOK_INTERVAL_S)
-            self._ending.act_on(arrived.take())
+        while not self._allocator.is_idle and not self._shutdown.stopped:
+            self._monitor.wait(LOOK_INTERVAL_S)
+            self._obey(arrived.take())
 
     # Ending
 
     def _end(self, job: RunningJob) -> None:
         self._debugging.restore_terminal()
-        left = job.end_leftovers()
-        if job.left:
-            _log.warning(LEFT, job.start.number, who_is_left(left))
-        self._hub.remove(job)
-        tell_for_keeper(job.start, 0, job.report)
-        if self._sweep.gathering is not None:
-            self._sweep.gathering.learn(job.report)
-        if job.start.meeting:
+        leftovers = job.end_leftovers()
+        if job.has_leftovers:
+            _log.warning(LEFTOVERS_MESSAGE, job.spec.number, name_leftovers(leftovers))
+        self._monitor.remove(job)
+        report_for_keeper(job.spec, 0, job.report)
+        self._rendezvous.observe(job.report)
+        if job.spec.rendezvous_dir:
             # What the ranks on other nodes wrote.
-            refresh_names(job.start.paths.folder)
+            refresh_names(JobPaths(job.spec.run_dir).folder)
         self._compare_configs(job)
-        plan = self._plans.pop(job.start.number)
-        if job.begun:
-            verdict = results.resolve_result_safely(job.report, job.start, job.keeper_code)
+        plan = self._plans.pop(job.spec.number)
+        if job.started:
+            result = resolve_result_safely(job.report, job.spec, job.keeper_code)
         else:
-            verdict = results.not_begun(job.link.ending)
+            result = not_begun(job.link.ending)
         again = None
-        if not self._ending.starts_none:
-            again = job.next_attempt(verdict.completed, own_port=self._sweep.settings.master_port is None)
-        if job.difference and self._sweep.settings.check_config is OnConfigDifference.error:
-            # The ranks may have been done before the difference was seen. To start again would not mend it.
-            verdict = results.failed_before_start(JobFailedError(f"{job.difference} (check_config=error)"))
+        if not self._starts_none:
+            again = job.next_attempt(result.completed, own_port=self._settings.master_port is None)
+        if job.difference and self._settings.check_config is OnConfigDifference.error:
+            # The ranks may have been done before the difference was seen. To start again would not fix it.
+            result = failed_before_start(JobFailedError(f"{job.difference} (check_config=error)"))
             again = None
         if again is None:
-            self._end_for_good(plan, job.attempt, verdict)
+            self._end_for_good(plan, job.attempt, result)
             return
-        self._progress.paused(plan, again.why, verdict)
-        self._line.pause(plan.number)
-        if self._restarts.add(PendingRestart(plan, job.place.devices, again, verdict)):
+        self._progress.paused(plan, again.why, result)
+        self._queue.pause(plan.number)
+        if self._restarts.add(PendingRestart(plan, job.allocation.devices, again, result)):
             _log.info("#%d : waits until its devices are free for its next start", plan.number)
 
-    def _end_for_good(self, plan: PlannedJob, attempt: Attempt, verdict: JobResult) -> None:
-        self._line.job_ended(plan.number)
-        self._finish(plan.number, plan, time.monotonic() - attempt.since, verdict)
+    def _end_for_good(self, plan: PlannedJob, attempt: Attempt, result: JobResult) -> None:
+        self._queue.job_ended(plan.number)
+        self._finish(plan.number, plan, time.monotonic() - attempt.since, result)
 
-    def _finish(self, number: int, plan: PlannedJob | None, seconds: float | None, verdict: JobResult) -> None:
+    def _finish(self, number: int, plan: PlannedJob | None, seconds: float | None, result: JobResult) -> None:
         if plan is None:
-            self._returns[number] = make_job_return(self._overrides[number], None, "", verdict)
+            self._returns[number] = make_job_return(self._overrides[number], None, "", result)
         else:
-            self._returns[number] = make_job_return(plan.overrides, plan.config, plan.run_dir, verdict, plan.kept)
-        if self._sweep.gathering is not None:
-            self._sweep.gathering.publish_end(number, JobEnd(verdict.completed, verdict.cause))
-        self._progress.ended(number, verdict, seconds)
+            self._returns[number] = make_job_return(plan.overrides, plan.config, plan.run_dir, result, plan.cached)
+        self._rendezvous.publish_end(number, JobEnd(result.completed, result.cause))
+        self._progress.ended(number, result, seconds)
         if plan is not None and seconds is not None:
-            outcome.end_job(self._sweep.context.callbacks, plan.run_dir, plan.config, self._returns[number])
+            end_job(self._callbacks, plan.run_dir, plan.config, self._returns[number])
 
 
-@dataclass(frozen=True)
-class PendingRestart:
-    """A job that is to be started once more.
-
-    Attributes:
-        plan: The job.
-        devices: Which it keeps.
-        following: The start that follows.
-        verdict: How the last one ended.
-    """
-
-    plan: PlannedJob
-    devices: tuple[str, ...]
-    following: Attempt
-    verdict: JobResult
-
-
-class PendingRestarts:
-    """The jobs of a batch that are between two starts.
-
-    Args:
-        gate: Tells when their devices are free of the last start.
-    """
-
-    def __init__(self, gate: DeviceAllocator) -> None:
-        self._gate = gate
-        self._pauses: list[PendingRestart] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._pauses)
-
-    def __iter__(self) -> Iterator[tuple[int, str]]:
-        return iter([(pause.plan.number, pause.plan.run_dir) for pause in self._pauses])
-
-    def add(self, pause: PendingRestart) -> bool:
-        """Let a job wait; return whether it has to, as its devices are not free yet."""
-        self._pauses.append(pause)
-        return not self._gate.ready(pause.devices)
-
-    def take_ready(self, *, all_of_them: bool) -> list[PendingRestart]:
-        """Return, and let go of, the jobs that can be started.
-
-        Args:
-            all_of_them: Also those that cannot, as no job shall start any more.
-        """
-        ready = [pause for pause in self._pauses if all_of_them or self._gate.ready(pause.devices)]
-        self._pauses = [pause for pause in self._pauses if pause not in ready]
-        return ready
-
-
-# What a batch listens to; to SIGCONT, as a shell may have written onto the board while this process was stopped.
-HEARD = (*signals.STOP_SIGNALS, *signals.FORWARDED_SIGNALS, *signals.CONTINUED)
-
-
-class ShutdownController:
-    """Decide whether a batch ends early, and end its jobs.
-
-    Args:
-        sweep: The sweep.
-        debugging: Knows which signals are for rank 0 alone.
-        line: Jobs that wait.
-        running: Jobs that have a keeper, by number.
-        progress: Shows the batch.
-
-    Attributes:
-        gave_up: Whether too many jobs have failed.
-    """
-
-    def __init__(
-        self,
-        sweep: Sweep,
-        debugging: DebugSession,
-        line: JobQueue,
-        running: Mapping[int, RunningJob],
-        progress: Progress,
-    ) -> None:
-        self._sweep = sweep
-        self._debugging = debugging
-        self._line = line
-        self._running = running
-        self._progress = progress
-        self._stopped_by: int | None = None
-        self._stopped_at = 0.0
-        self.gave_up = False
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a signal has stopped the batch."""
-        return self._stopped_by is not None
-
-    @property
-    def starts_none(self) -> bool:
-        """Whether no job shall be started any more, not even once more."""
-        return self.stopped or (self.gave_up and self._sweep.settings.stop_running)
-
-    # Signals
-
-    def act_on(self, arrived: list[int]) -> None:
-        """Do what signals ask for, in order."""
-        for number in arrived:
-            rank = self._debugging.receiver(number, time.monotonic()) if self._running else None
-            if rank is not None or number in signals.FORWARDED_SIGNALS:
-                for job in self._running.values():
-                    job.channel.send(protocol.Forward(number, rank))
-            elif number in signals.STOP_SIGNALS:
-                self._stop(number)
-            else:
-                self._progress.resumed()
-
-    def _stop(self, number: int) -> None:
-        now = time.monotonic()
-        again = self._stopped_by is not None
-        if self._stopped_by is None:
-            self._stopped_by, self._stopped_at = number, now
-            self._progress.stopped(signal.Signals(number).name)
-        elif now - self._stopped_at < signals.ONE_ORDER_S:
-            return
-        self._line.clear()
-        if self._running:
-            how = "killing" if again else "stopping"
-            hint = "" if again else " (once more: kill at once)"
-            running = pluralize(len(self._running), "running job")
-            _log.warning("%s: %s %s%s", signal.Signals(number).name, how, running, hint)
-        for job in self._running.values():
-            job.stop(signal.Signals(number).name, at_once=again)
-
-    def leave_if_stopped(self) -> None:
-        """End this process as the signal asks that has stopped the batch, if one has.
-
-        Raises:
-            KeyboardInterrupt: after Ctrl-C.
-            SystemExit: after SIGTERM or SIGHUP, unless a handler that was there before decides otherwise.
-        """
-        if self._stopped_by is not None:
-            leave(self._stopped_by)
-
-    # Failures
-
-    def give_up(self) -> list[int]:
-        """End the batch once too many jobs have failed (`max_failures`); return who is sent out of the line by that."""
-        settings, failures = self._sweep.settings, self._sweep.ledger.failures
-        if settings.max_failures is None or failures < settings.max_failures or self.gave_up:
-            return []
-        self.gave_up = True
-        count, most = pluralize(failures, "job"), settings.max_failures
-        _log.error("%s failed (max_failures=%d): no more jobs are started", count, most)
-        if settings.stop_running:
-            for job in self._running.values():
-                job.stop(f"max_failures={settings.max_failures} was reached")
-        # Of a sweep that is resumed, those that wait may be done: that shows when they are composed.
-        return self._line.clear() if self._sweep.earlier is None else self._line.discard_ready()
-
-    def too_many_failures(self) -> JobResult:
-        """Return how a job ends that was not started any more."""
-        said = pluralize(self._sweep.ledger.failures, "job")
-        return results.skipped(f"{said} failed before it (max_failures={self._sweep.settings.max_failures})")
+def begin_fork_server(server: ForkServer | None, context: SweepContext, base: Mapping[str, str]) -> None:
+    """Start the fork server early, beside the composing of the first job."""
+    if server is not None:
+        server.begin(common_environment(base, sweep_env_set(context.config)))

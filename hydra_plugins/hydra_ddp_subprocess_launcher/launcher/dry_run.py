@@ -7,8 +7,8 @@ import os
 import re
 import sys
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydra.core.utils import JobReturn
@@ -19,13 +19,16 @@ from ..common.errors import LauncherError, StartError
 from ..common.quoting import has_secret, is_secret, rank_line, shell_comment
 from ..common.text import encodable
 from ..display.tables import override_line
-from ..job import frozen_config, results
-from ..job.plan import Allocation, PlannedJob, describe_start, job_facts, start_error
+from ..job.environment import group_environment
+from ..job.plan import Allocation, JobPlanner, PlannedJob, build_launch_spec, job_facts, start_error
 from ..job.program import ProgramEntry
-from ..job.results import make_job_return
-from ..job.settings import Sweep
+from ..job.results import JobResult, failed_before_start, make_job_return
+from ..job.settings import SweepContext
+from ..resources.devices import DeviceAllocator
+from ..resources.schedule import DevicePool
+from .batch import reserve_job_port
 from .job_queue import JobQueue
-from .resume import ResumeDecision
+from .resume import PreviousRuns
 
 _ENV_SET = re.compile(r"(\+*hydra\.job\.env_set\.(\w+))=")
 _HEADER = "Nothing is started. Each line below a job is one rank: run those of a job at the same time, a shell each."
@@ -34,46 +37,67 @@ _NO_PROGRAM = "They cannot be pasted: the job function goes to the ranks by pick
 _TOO_LONG = "The overrides are too long for a command that can be pasted. In a sweep the ranks read them from a file."
 
 
-def show_batch(
-    sweep: Sweep, footprint: DirSnapshot, job_overrides: list[list[str]], initial_job_idx: int
-) -> list[JobReturn]:
-    """Print the commands of one batch of jobs, and take back what the sweeper has written.
+class DryRun:
+    """Show the jobs of a sweep as shell commands. Nothing is started, and nothing is left behind.
 
     Args:
-        sweep: What `prepare_sweep` returned.
-        footprint: What was there before.
-        job_overrides: One list of override strings a job.
-        initial_job_idx: Number of the first job.
-
-    Returns:
-        One JobReturn a job, in order: completed with None, or failed where the job could not be started.
-
-    Raises:
-        SystemExit: with 0, where the sweeper would go on from values that there are not.
+        context: The sweep.
+        planner: Plans its jobs.
+        pool: The devices that they would share.
+        allocator: Acquires these devices.
+        previous: What earlier runs of the sweep have done.
+        snapshot: What was there before the sweeper wrote.
     """
-    try:
-        rehearsal = _Rehearsal(sweep, dict(enumerate(job_overrides, start=initial_job_idx)))
-        jobs = rehearsal.run()
-    finally:
-        # Nobody tells which batch is the last.
-        footprint.restore()
-    lines = [shell_comment(f"dry run: {rehearsal.summary}"), shell_comment(_HEADER)]
-    lines += [line for job in jobs for line in job.lines]
-    print_dry_run(sweep, lines)
-    return [job.job_return for job in jobs]
+
+    def __init__(
+        self,
+        context: SweepContext,
+        planner: JobPlanner,
+        pool: DevicePool,
+        allocator: DeviceAllocator,
+        previous: PreviousRuns,
+        snapshot: DirSnapshot,
+    ) -> None:
+        self._context = context
+        self._planner = planner
+        self._pool = pool
+        self._allocator = allocator
+        self._previous = previous
+        self._snapshot = snapshot
+
+    def run_batch(self, overrides: Mapping[int, Sequence[str]]) -> list[JobReturn]:
+        """Print the commands of one batch of jobs, and take back what the sweeper has written.
+
+        Returns:
+            One JobReturn a job, in order: completed with None, or failed if the job could not be started.
+
+        Raises:
+            SystemExit: with 0, if the sweeper would go on from values that there are not.
+        """
+        try:
+            queue = JobQueue(self._context, self._planner, self._pool, self._allocator, overrides)
+            rehearsal = _Rehearsal(self._context, queue, self._previous, overrides)
+            jobs = rehearsal.run()
+        finally:
+            # Nobody tells which batch is the last.
+            self._snapshot.restore()
+        lines = [shell_comment(f"dry run: {queue.summary}"), shell_comment(_HEADER)]
+        lines += [line for job in jobs for line in job.lines]
+        print_dry_run(self._context, lines)
+        return [job.job_return for job in jobs]
 
 
-def print_dry_run(sweep: Sweep, lines: Sequence[str]) -> None:
+def print_dry_run(context: SweepContext, lines: Sequence[str]) -> None:
     """Print what a dry run shows of one batch.
 
     Args:
-        sweep: The sweep.
+        context: The sweep.
         lines: What to print, a line of the shell each.
 
     Raises:
-        SystemExit: with 0, where the sweeper would go on from values that there are not.
+        SystemExit: with 0, if the sweeper would go on from values that there are not.
     """
-    ends_here = [] if sweep.has_basic_sweeper else [shell_comment(_ENDS_HERE)]
+    ends_here = [] if context.has_basic_sweeper else [shell_comment(_ENDS_HERE)]
     sys.stdout.write("".join(f"{encodable(line)}\n" for line in (*lines, *ends_here)))
     sys.stdout.flush()
     if ends_here:
@@ -81,7 +105,7 @@ def print_dry_run(sweep: Sweep, lines: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class _ShownJob:
+class ShownJob:
     """A job of a dry run.
 
     Attributes:
@@ -93,103 +117,130 @@ class _ShownJob:
     job_return: JobReturn
 
 
+def shown_failure(number: int, overrides: Sequence[str], error: Exception) -> ShownJob:
+    """Return what is shown of a job that could not be started."""
+    result = failed_before_start(error)
+    line = shell_comment(f"job {number}: {override_line(overrides)}: cannot start: {result.cause}")
+    return ShownJob((line,), make_job_return(overrides, None, "", result))
+
+
+def shown_decision(plan: PlannedJob, previous: PreviousRuns) -> ShownJob | None:
+    """Return what is shown of a job that an earlier run has done; None: it would be run."""
+    decision = previous.decide(plan.known, plan.config_yaml, plan.config_hash)
+    if decision is None or decision.result is None:
+        return None
+    line = shell_comment(f"job {plan.number}: {override_line(plan.overrides)}: is not run: {decision.why}")
+    return ShownJob((line,), make_job_return(plan.overrides, plan.config, plan.run_dir, decision.result))
+
+
+def shown_job(plan: PlannedJob, lines: Sequence[str]) -> ShownJob:
+    """Return what is shown of a job that would be run."""
+    result = JobResult(completed=True, value=None)
+    return ShownJob(tuple(lines), make_job_return(plan.overrides, plan.config, plan.run_dir, result))
+
+
 class _Rehearsal:
     """Give the jobs of one batch their devices and ports as if all of them took equally long.
 
     Args:
-        sweep: What is the same for all of them.
+        context: The sweep.
+        queue: The jobs.
+        previous: What earlier runs of the sweep have done.
         overrides: Override strings of each job, by its number, in order.
     """
 
-    def __init__(self, sweep: Sweep, overrides: dict[int, list[str]]) -> None:
-        self._sweep = sweep
+    def __init__(
+        self,
+        context: SweepContext,
+        queue: JobQueue,
+        previous: PreviousRuns,
+        overrides: Mapping[int, Sequence[str]],
+    ) -> None:
+        self._context = context
+        self._queue = queue
+        self._previous = previous
         self._overrides = overrides
-        self._shown: dict[int, _ShownJob] = {}
-        self._line = JobQueue(sweep, overrides, self._fail, self._settle)
-        self._line.base_environment()
-        self.summary = self._line.summary
+        self._shown: dict[int, ShownJob] = {}
+        queue.base_environment()
 
-    def run(self) -> list[_ShownJob]:
+    def run(self) -> list[ShownJob]:
         """Return what is to be shown of each job, in order."""
         running: deque[tuple[int, Allocation | None]] = deque()
         try:
-            while self._line.waiting:
-                while self._line.has_work:
-                    self._line.work()
-                turn = self._line.take_next()
+            while self._queue.waiting:
+                while self._queue.can_prepare:
+                    self._prepare_next()
+                turn = self._queue.take_next()
                 if turn is not None:
                     running.append((turn[0].number, self._show(*turn)))
-                elif not self._line.has_work:
+                elif not self._queue.can_prepare:
                     self._end(*running.popleft())
         finally:
             while running:
                 self._end(*running.popleft())
         return [self._shown[number] for number in self._overrides]
 
-    def _end(self, number: int, place: Allocation | None) -> None:
-        self._line.job_ended(number)
-        if place is not None:
-            place.port.release()
+    def _prepare_next(self) -> None:
+        prepared = self._queue.prepare_next()
+        if prepared is None:
+            return
+        if prepared.plan is None:
+            assert prepared.error is not None
+            self._fail(prepared.number, prepared.error)
+        elif (shown := shown_decision(prepared.plan, self._previous)) is not None:
+            self._queue.discard(prepared.number)
+            self._shown[prepared.number] = shown
+
+    def _end(self, number: int, allocation: Allocation | None) -> None:
+        self._queue.job_ended(number)
+        if allocation is not None:
+            allocation.port.release()
 
     def _show(self, plan: PlannedJob, devices: tuple[str, ...]) -> Allocation | None:
-        """Show a job, and return what it holds; None where it could not start."""
+        """Show a job, and return what it holds; None: it could not start."""
         try:
             # Held for as long as the job would run, so that jobs that run at once have different ones.
-            place = Allocation(devices, self._sweep.reserve_port())
+            allocation = Allocation(devices, reserve_job_port(self._context.settings))
         except LauncherError as error:
             self._fail(plan.number, error)
             return None
         try:
-            lines = self._job_lines(plan, place)
+            self._shown[plan.number] = shown_job(plan, self._job_lines(plan, allocation))
         except (LauncherError, OSError, ValueError) as error:
             self._fail(plan.number, start_error(error, plan))
-        else:
-            verdict = results.JobResult(completed=True, value=None)
-            job_return = make_job_return(plan.overrides, plan.config, plan.run_dir, verdict)
-            self._shown[plan.number] = _ShownJob(lines, job_return)
-        return place
-
-    def _settle(self, plan: PlannedJob, decision: ResumeDecision | None) -> bool:
-        """Show a job that an earlier run has settled; return whether there is nothing to run."""
-        if decision is None or decision.verdict is None:
-            return False
-        line = shell_comment(f"job {plan.number}: {override_line(plan.overrides)}: is not run: {decision.why}")
-        job_return = make_job_return(plan.overrides, plan.config, plan.run_dir, decision.verdict)
-        self._shown[plan.number] = _ShownJob((line,), job_return)
-        return True
+        return allocation
 
     def _fail(self, number: int, error: Exception) -> None:
-        overrides = self._overrides[number]
-        verdict = results.failed_before_start(error)
-        line = shell_comment(f"job {number}: {override_line(overrides)}: cannot start: {verdict.cause}")
-        job_return = make_job_return(overrides, None, "", verdict)
-        self._shown[number] = _ShownJob((line,), job_return)
+        self._shown[number] = shown_failure(number, self._overrides[number], error)
 
-    def _job_lines(self, plan: PlannedJob, place: Allocation) -> tuple[str, ...]:
-        recipe = self._recipe(plan)
-        start = describe_start(self._sweep, plan, plan.first_attempt, place, recipe)
-        facts = job_facts(start, self._line.environment_of(plan))
-        commands = [rank_line(facts, rank) for rank in range(plan.world_size)]
+    def _job_lines(self, plan: PlannedJob, allocation: Allocation) -> tuple[str, ...]:
+        args = self._compose_args(plan)
+        spec = build_launch_spec(plan, plan.first_attempt, allocation, self._context.settings)
+        spec = replace(spec, payload_digest=None)
         why_not = ""
-        if not isinstance(self._sweep.entry, ProgramEntry):
+        if not isinstance(self._context.entry, ProgramEntry):
             why_not = _NO_PROGRAM
-        elif None in (quoting.encode_overrides(plan.overrides), quoting.encode_overrides(recipe.hydra_overrides)):
-            why_not = _TOO_LONG
+        else:
+            spec = replace(spec, argv=(*spec.argv, *quoting.recipe_arguments(args)))
+            if None in (quoting.encode_overrides(plan.overrides), quoting.encode_overrides(args.hydra_overrides)):
+                why_not = _TOO_LONG
+        facts = job_facts(spec, group_environment(self._queue.environment_of(plan), spec))
+        commands = [rank_line(facts, rank) for rank in range(plan.world_size)]
         if why_not:
             commands = [shell_comment(f"  {why_not}"), *(shell_comment(f"  {command}") for command in commands)]
         return (
             shell_comment(f"job {plan.number}: {override_line(plan.overrides)}"),
             shell_comment(f"  run directory: {plan.run_dir}"),
-            shell_comment(f"  devices: {','.join(place.devices) or 'none given out'}"),
+            shell_comment(f"  devices: {','.join(allocation.devices) or 'none given out'}"),
             *commands,
         )
 
-    def _recipe(self, plan: PlannedJob) -> quoting.ComposeArgs:
+    def _compose_args(self, plan: PlannedJob) -> quoting.ComposeArgs:
         """Return how a rank composes this job's config: with the sweep directory of now, and not as a dry run."""
-        config = self._sweep.config
+        config = self._context.config
         typed = OmegaConf.to_container(config.hydra.overrides.hydra, resolve=False)
         assert isinstance(typed, list)
-        sweep_dir = quoting.hydra_quoted(frozen_config.escape_interpolations(plan.frozen.sweep_dir))
+        sweep_dir = quoting.hydra_quoted(quoting.escape_interpolations(plan.frozen.sweep_dir))
         return quoting.ComposeArgs(
             config_name=config.hydra.job.config_name,
             hydra_overrides=(

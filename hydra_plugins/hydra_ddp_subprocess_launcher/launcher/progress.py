@@ -16,11 +16,11 @@ from ..common.files import JobPaths
 from ..common.protocol import JOB_ID_TOKEN
 from ..common.text import duration, encodable, pluralize
 from ..display.logs import LogTee, LogView
-from ..display.tables import UNGROUPED, override_line
+from ..display.tables import UNGROUPED, Summary, override_line
 from ..display.terminal import Terminal, descriptor_of, is_terminal
 from ..job.plan import Allocation, Attempt, PlannedJob
 from ..job.results import JobResult
-from ..job.settings import Sweep
+from ..job.settings import SweepContext
 from ..records.events import (
     JobEnded,
     JobKept,
@@ -34,6 +34,7 @@ from ..records.events import (
     json_value,
     short_text,
 )
+from ..records.journal import SweepRecorder
 from .resume import ResumeDecision
 
 _log = logging.getLogger(__name__)
@@ -45,24 +46,35 @@ class Progress:
     """Write down what happens in one batch, and show it.
 
     Args:
-        sweep: The sweep.
+        context: The sweep.
+        recorder: Records what happens.
+        summary: What is shown at its end.
         overrides: Override strings of each job, by its number, in order.
         at_once: Most jobs that run at a time.
     """
 
-    def __init__(self, sweep: Sweep, overrides: Mapping[int, Sequence[str]], at_once: int) -> None:
-        self._sweep = sweep
-        self._ledger = sweep.ledger
+    def __init__(
+        self,
+        context: SweepContext,
+        recorder: SweepRecorder,
+        summary: Summary,
+        overrides: Mapping[int, Sequence[str]],
+        at_once: int,
+    ) -> None:
+        self._context = context
+        self._recorder = recorder
+        self._summary = summary
         self._overrides = overrides
         self._at_once = at_once
-        self._style = _style(sweep.settings.progress)
+        self._style = _style(context.settings.progress)
         self._has_board = self._style is ShowProgress.rich
         self._terminal = Terminal(board=self._has_board)
         self._view = LogView(self._terminal)
         self._paint_at = 0.0
         self._stopped_by = ""
+        self._said_new = False
         jobs = tuple(tuple(one) for one in overrides.values())
-        self._ledger.note(JobsAdded(time.time(), next(iter(overrides), 0), jobs, at_once, sweep.task))
+        self._recorder.record(JobsAdded(time.time(), next(iter(overrides), 0), jobs, at_once, context.task))
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
@@ -70,85 +82,90 @@ class Progress:
         with self._terminal.taken():
             yield
 
+    @property
+    def failures(self) -> int:
+        """Jobs of this run of the sweep that have failed."""
+        return self._recorder.failures
+
     # What happens
 
-    def submitted(self, plan: PlannedJob, job_id: str, folder: str) -> None:
+    def submitted(self, plan: PlannedJob, job_id: str, folder: str, executor: str) -> None:
         """Take note that a job waits for its turn on a cluster.
 
         Args:
             plan: The job.
             job_id: Its id there.
-            folder: Where its nodes tell how it fares.
+            folder: Where its nodes report.
+            executor: Submitit's name of the cluster.
         """
-        assert self._sweep.cluster is not None
         run_dir = plan.run_dir.replace(JOB_ID_TOKEN, job_id)
-        facts = (job_id, folder, plan.config_hash, self._sweep.cluster.executor, run_dir)
-        self._ledger.note(JobSubmitted(time.time(), plan.number, *facts))
+        facts = (job_id, folder, plan.config_hash, executor, run_dir)
+        self._recorder.record(JobSubmitted(time.time(), plan.number, *facts))
 
     def started(
-        self, plan: PlannedJob, attempt: Attempt, place: Allocation, run_id: str, nodes: tuple[str, ...] = ()
+        self, plan: PlannedJob, attempt: Attempt, allocation: Allocation, run_id: str, nodes: tuple[str, ...] = ()
     ) -> None:
         """Take note that a job is being started."""
-        facts = (plan.world_size, place.devices, plan.run_dir, run_id, plan.config_hash, nodes)
-        self._ledger.note(JobStarted(time.time(), plan.number, attempt.number, *facts))
+        facts = (plan.world_size, allocation.devices, plan.run_dir, run_id, plan.config_hash, nodes)
+        self._recorder.record(JobStarted(time.time(), plan.number, attempt.number, *facts))
         if not attempt.why and self._style is ShowProgress.plain:
             _log.info("\t#%d : %s", plan.number, encodable(override_line(plan.overrides)))
 
-    def paused(self, plan: PlannedJob, why: str, verdict: JobResult) -> None:
+    def paused(self, plan: PlannedJob, why: str, result: JobResult) -> None:
         """Take note that a start has ended badly, and that another one follows."""
-        self._ledger.note(JobPaused(time.time(), plan.number, verdict.cause))
+        self._recorder.record(JobPaused(time.time(), plan.number, result.cause))
         line = encodable(override_line(plan.overrides))
-        _log.error("#%d : %s: %s\n%s", plan.number, why, line, encodable(verdict.block))
+        _log.error("#%d : %s: %s\n%s", plan.number, why, line, encodable(result.block))
 
     def decided(self, plan: PlannedJob, decision: ResumeDecision) -> None:
         """Say what becomes of a job that an earlier run of the sweep may have settled."""
-        assert self._sweep.earlier is not None
-        if plan.known is None and not self._sweep.has_basic_sweeper:
-            if self._sweep.earlier.first_new():
-                _log.info("Jobs that %s did not propose before are run as new ones", self._sweep.sweeper_name)
+        if plan.known is None and not self._context.has_basic_sweeper:
+            if not self._said_new:
+                self._said_new = True
+                _log.info("Jobs that %s did not propose before are run as new ones", self._context.sweeper_name)
             return
-        what = "is run" if decision.verdict is None else "is not run"
+        what = "is run" if decision.result is None else "is not run"
         _log.info(
             "\t#%d : %s : %s: %s", plan.number, encodable(override_line(plan.overrides)), what, encodable(decision.why)
         )
 
-    def ended(self, number: int, verdict: JobResult, seconds: float | None) -> None:
+    def ended(self, number: int, result: JobResult, seconds: float | None) -> None:
         """Take note that a job is over.
 
         Args:
             number: Number of the job.
-            verdict: How it ended.
+            result: How it ended.
             seconds: From its first start; None: it was never started.
         """
-        if verdict.skipped:
-            self._ledger.note(JobSkipped(time.time(), number, verdict.cause))
+        if result.skipped:
+            self._recorder.record(JobSkipped(time.time(), number, result.cause))
             return
-        if verdict.kept is not None:
+        if result.kept is not None:
             names = {field.name for field in dataclasses.fields(JobKept)} - {"at", "job"}
-            facts = {name: getattr(verdict.kept, name) for name in names}
-            self._ledger.note(JobKept(time.time(), number, **facts))
+            facts = {name: getattr(result.kept, name) for name in names}
+            self._recorder.record(JobKept(time.time(), number, **facts))
             return
-        value = verdict.value if verdict.completed else None
-        text = short_text(value) if verdict.completed else ""
+        value = result.value if result.completed else None
+        text = short_text(value) if result.completed else ""
         stored, exact = json_value(value)
         event = JobEnded(
-            time.time(), number, verdict.completed, stored, text, verdict.cause, seconds, exact, verdict.ungrouped
+            time.time(), number, result.completed, stored, text, result.cause, seconds, exact, result.ungrouped
         )
-        self._ledger.note(event)
-        for line in (*verdict.warnings, *([UNGROUPED] if verdict.ungrouped else [])):
+        self._recorder.record(event)
+        for line in (*result.warnings, *([UNGROUPED] if result.ungrouped else [])):
             _log.warning("#%d : %s", number, encodable(line))
         overrides = encodable(override_line(self._overrides[number]))
-        if not verdict.completed:
-            block = "\n".join([verdict.block, *self._repeat_line(number, verdict)])
+        if not result.completed:
+            block = "\n".join([result.block, *self._repeat_line(number, result)])
             _log.error("#%d : FAILED after %s: %s\n%s", number, duration(seconds), overrides, encodable(block))
         elif self._style is not ShowProgress.none:
             _log.info("\t#%d : %s : completed after %s: %s", number, overrides, duration(seconds), encodable(text))
 
-    def _repeat_line(self, number: int, verdict: JobResult) -> list[str]:
-        if self._ledger.record.jobs[number].attempts == 0:
+    def _repeat_line(self, number: int, result: JobResult) -> list[str]:
+        if self._recorder.sweep.jobs[number].attempts == 0:
             return []
-        rank = verdict.rank or 0
-        return [f"Repeat rank {rank}: {quoting.repeat_line(self._sweep.paths.sweep_dir, number, rank)}"]
+        rank = result.rank or 0
+        return [f"Repeat rank {rank}: {quoting.repeat_line(self._context.paths.sweep_dir, number, rank)}"]
 
     def stopped(self, name: str) -> None:
         """Take note that a signal has stopped the sweep.
@@ -156,7 +173,7 @@ class Progress:
         Args:
             name: Of the signal.
         """
-        self._ledger.note(SweepStopped(time.time(), name))
+        self._recorder.record(SweepStopped(time.time(), name))
         self._stopped_by = name
         self._terminal.hurry()
 
@@ -166,15 +183,14 @@ class Progress:
             _log.warning("\nNobody read what was shown here for long. The rest of it is in the logs of the ranks alone")
             self._terminal.hurry()
         if self._stopped_by:
-            jobs = [self._ledger.record.jobs[number] for number in self._overrides]
+            jobs = [self._recorder.sweep.jobs[number] for number in self._overrides]
             left = sum(job.state is not JobState.COMPLETED for job in jobs)
             _log.warning(
                 "Stopped by %s: %d of %s did not complete", self._stopped_by, left, pluralize(len(jobs), "job")
             )
-        self._ledger.settle(last=True)
-        sweep = self._sweep
-        if sweep.has_one_batch:
-            sweep.summary.show(self._ledger, self._overrides)
+        self._recorder.flush(last=True)
+        if self._context.has_one_batch:
+            self._summary.show(self._recorder, self._overrides)
 
     # The ranks' output
 
@@ -185,7 +201,7 @@ class Progress:
             plan: The job.
             paths: Its files.
         """
-        chosen, debug = self._sweep.settings.tee_ranks, self._sweep.settings.debug
+        chosen, debug = self._context.settings.tee_ranks, self._context.settings.debug
         alone = self._at_once == 1
         if self._has_board and chosen == (0,) and not alone:
             return []  # Its last line is on the board.
@@ -198,7 +214,7 @@ class Progress:
 
     def begin_round(self) -> None:
         """Begin to look at all jobs once."""
-        self._ledger.settle()
+        self._recorder.flush()
         self._view.begin_round()
         self._paint()
 
@@ -229,7 +245,7 @@ class Progress:
         from ..display.board import draw_board  # It brings rich.
 
         self._paint_at = time.monotonic() + _PAINT_INTERVAL_S
-        self._terminal.paint(draw_board(self._ledger.record, time.time(), board.size, board.encoding))
+        self._terminal.paint(draw_board(self._recorder.sweep, time.time(), board.size, board.encoding))
 
 
 def _style(chosen: ShowProgress) -> ShowProgress:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
@@ -17,7 +17,7 @@ from .. import __version__
 from ..common import processes, quoting
 from ..common.choices import Resume
 from ..common.errors import StartError
-from ..common.files import JobPaths, SweepPaths, find_outcome, move_aside
+from ..common.files import FORMAT, JobPaths, SweepPaths, find_outcome, move_aside
 from ..common.quoting import is_secret
 from ..common.text import pluralize
 from ..groups.rendezvous import JobFolder
@@ -27,8 +27,6 @@ from ..job.settings import LaunchSettings
 from ..records.events import NO_NUMBERS, JobRecord, JobState, SweepBegan, SweepRecord, json_value, short_text, shortened
 from ..records.journal import SweepRecorder, read_journal
 from ..records.sweep_lock import SweepLock
-from ..slurm.jobs import find_orphans
-from ..slurm.submitit_api import Cluster, how_to_cancel, still_there
 
 _MOST_KEYS = 3
 
@@ -39,38 +37,37 @@ class ResumeDecision:
 
     Attributes:
         why: In a few words.
-        verdict: How it ended, if it is not run; None: it is run.
+        result: How it ended, if it is not run; None: it is run.
     """
 
     why: str
-    verdict: JobResult | None = None
+    result: JobResult | None = None
 
 
 class PreviousRuns:
     """The jobs of the earlier runs of a sweep.
 
     Args:
-        record: What is known about them.
-        choice: What to do about them.
+        record: What is known about them; None: there were none.
+        choice: What to do about them; None: the sweep begins anew.
     """
 
-    def __init__(self, record: SweepRecord, choice: Resume) -> None:
-        self._choice = choice
-        known = [*record.past, *record.touched()]
+    def __init__(self, record: SweepRecord | None = None, choice: Resume | None = None) -> None:
+        self._choice = None if record is None else choice
+        known = [] if record is None else [*record.past, *record.touched()]
         self._by_key: dict[tuple[int, tuple[str, ...], str], list[JobRecord]] = {}
         self._keys: dict[tuple[tuple[str, ...], str], list[tuple[int, tuple[str, ...], str]]] = {}
         for job in known:
             self._by_key.setdefault(job.key, []).append(job)
         for key in self._by_key:
             self._keys.setdefault(key[1:], []).append(key)
-        self._said_new = False
         self._lost: dict[tuple[int, tuple[str, ...], str], list[JobRecord]] = {}
         self._taken = {folder for job in known for folder in (job.run_dir, job.planned_dir) if folder}
 
-    def first_new(self) -> bool:
-        """Return whether this is called for the first time, for what is to be said once."""
-        first, self._said_new = not self._said_new, True
-        return first
+    @property
+    def resumes(self) -> bool:
+        """Whether the sweep goes on with them."""
+        return self._choice is not None
 
     def find(self, number: int, overrides: Sequence[str], task: str, config_hash: str) -> JobRecord | None:
         """Return what is known about a job, each record once: the one of its number, else one with its overrides.
@@ -127,14 +124,16 @@ class PreviousRuns:
         self._taken.add(found)
         return found
 
-    def decide(self, job: JobRecord | None, config_yaml: str, config_hash: str) -> ResumeDecision:
-        """Decide what becomes of a job.
+    def decide(self, job: JobRecord | None, config_yaml: str, config_hash: str) -> ResumeDecision | None:
+        """Decide what becomes of a job; None: the sweep begins anew.
 
         Args:
             job: What is known about it; None: nothing.
             config_yaml: Its own config now.
             config_hash: SHA-256 of that, hexadecimal.
         """
+        if self._choice is None:
+            return None
         if job is None or job.state not in (JobState.COMPLETED, JobState.FAILED):
             why = "new" if job is None else "not finished before"
             return ResumeDecision(why) if self._choice is Resume.unfinished else _left_out(why)
@@ -143,10 +142,10 @@ class PreviousRuns:
         if job.config_hash != config_hash:
             why = f"config changed in {_difference(job, config_yaml)}"
             return ResumeDecision(why) if self._choice is Resume.unfinished else _left_out(why)
-        verdict = _stored(job)
-        if verdict is None:
+        result = _stored(job)
+        if result is None:
             return ResumeDecision("done, but its value cannot be read any more")
-        return ResumeDecision("done", verdict)
+        return ResumeDecision("done", result)
 
 
 def _left_out(why: str) -> ResumeDecision:
@@ -158,8 +157,8 @@ def _left_out(why: str) -> ResumeDecision:
 def _as_stored(job: JobRecord) -> JobRecord:
     """Return a job as over if its ranks had all stored that, or its nodes told so, when nobody was left to note it."""
     end = JobFolder(job.folder).read_end() if job.folder and not job.state.over else None
-    if end is not None and end.start is not None:
-        job = replace(job, run_dir=end.start.run_dir, run_id=end.start.run_id, nproc=end.start.group.world_size)
+    if end is not None and end.spec is not None:
+        job = replace(job, run_dir=end.spec.run_dir, run_id=end.spec.run_id, nproc=end.spec.world_size)
     if end is not None and not end.completed:
         return replace(job, state=JobState.FAILED, cause=end.cause)
     if job.state.over or not job.run_id:
@@ -228,66 +227,92 @@ def _leaves(value: Any, prefix: str = "") -> list[tuple[str, str]]:
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class SweepState:
-    """The books of a sweep.
+class Submissions(Protocol):
+    """Jobs of earlier runs that may still be on a cluster.
 
     Attributes:
-        claim: On its directory; None: it has none.
-        ledger: What has happened.
-        earlier: What earlier runs have left to do; None: nothing is resumed.
+        executor: Submitit's name of the cluster whose jobs this sweep can wait for; empty: it can wait for none.
     """
 
-    claim: SweepLock | None
-    ledger: SweepRecorder
-    earlier: PreviousRuns | None
+    executor: str
+
+    def find_orphans(self, record: SweepRecord, *, fence: bool) -> None:
+        """Put the ids of jobs into their records that were submitted, but not recorded as such."""
+
+    def state_of(self, job: JobRecord) -> str:
+        """Return the state of a job that has not ended; empty: it has.
+
+        Raises:
+            StartError: if the cluster does not tell.
+        """
+
+    def how_to_cancel(self, job: JobRecord) -> str:
+        """Return a sentence, without its end, on how to cancel a job."""
 
 
-def open_sweep_dir(paths: SweepPaths, settings: LaunchSettings, cluster: Cluster | None) -> SweepState:
-    """Take the sweep directory, and begin or go on with the books in it.
+@dataclass(frozen=True)
+class SweepState:
+    """What a sweep has recorded, and records from now on.
+
+    Attributes:
+        lock: On its directory; None: nothing is written.
+        recorder: Records what happens.
+        previous: What earlier runs have done.
+    """
+
+    lock: SweepLock | None
+    recorder: SweepRecorder
+    previous: PreviousRuns
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Descriptors that keepers hold for the sweep: no other one takes its directory while ranks of it still run."""
+        return () if self.lock is None else (self.lock.descriptor,)
+
+
+def open_sweep_dir(paths: SweepPaths, settings: LaunchSettings, submissions: Submissions) -> SweepState:
+    """Lock the sweep directory, and begin or go on with the record in it.
 
     Args:
         paths: Where the sweep is.
         settings: Options of the launcher.
-        cluster: What jobs ask of submitit; None: they run here.
+        submissions: Jobs of earlier runs that may still be on a cluster.
 
     Raises:
         StartError: when another sweep has the directory, or it cannot be used.
     """
-    claim = _take_directory(paths, settings)
-    record, earlier = _earlier(paths, settings, cluster, fence=True)
-    ledger = SweepRecorder(paths, record)
-    ledger.note(_beginning(settings, paths.sweep_dir))
-    return SweepState(claim, ledger, earlier)
+    lock = _lock_directory(paths, settings, submissions)
+    record, previous = _read_previous(paths, settings, submissions, fence=True)
+    recorder = SweepRecorder(paths, record)
+    recorder.record(_beginning(settings, paths.sweep_dir))
+    return SweepState(lock, recorder, previous)
 
 
-def read_sweep_dir(paths: SweepPaths, settings: LaunchSettings, cluster: Cluster | None) -> SweepState:
-    """Return the books that a dry run reads, and does not write.
+def read_sweep_dir(paths: SweepPaths, settings: LaunchSettings, submissions: Submissions) -> SweepState:
+    """Return what a dry run reads of a sweep, and does not write.
 
     Args:
-        paths: As of `open_books`.
-        settings: As of `open_books`.
-        cluster: As of `open_books`.
+        paths: As of `open_sweep_dir`.
+        settings: As of `open_sweep_dir`.
+        submissions: As of `open_sweep_dir`.
 
     Raises:
-        StartError: when they cannot be read.
+        StartError: when it cannot be read.
     """
-    record, earlier = _earlier(paths, settings, cluster, fence=False)
-    ledger = SweepRecorder(None, record)
-    ledger.note(_beginning(settings, paths.sweep_dir))
-    return SweepState(None, ledger, earlier)
+    record, previous = _read_previous(paths, settings, submissions, fence=False)
+    recorder = SweepRecorder(None, record)
+    recorder.record(_beginning(settings, paths.sweep_dir))
+    return SweepState(None, recorder, previous)
 
 
-def _earlier(
-    paths: SweepPaths, settings: LaunchSettings, cluster: Cluster | None, *, fence: bool
-) -> tuple[SweepRecord | None, PreviousRuns | None]:
-    if settings.resume is None:
-        return None, None
-    record = _read_earlier(paths)
+def _read_previous(
+    paths: SweepPaths, settings: LaunchSettings, submissions: Submissions, *, fence: bool
+) -> tuple[SweepRecord | None, PreviousRuns]:
+    record = None if settings.resume is None else _read_earlier(paths)
     if record is None:
-        return None, None
-    find_orphans(record, fence=fence)
-    _refuse_jobs_of_other_launchers(record, cluster)
+        return None, PreviousRuns()
+    submissions.find_orphans(record, fence=fence)
+    _refuse_jobs_of_other_launchers(record, submissions)
     return record, PreviousRuns(record, settings.resume)
 
 
@@ -306,6 +331,12 @@ def _read_earlier(paths: SweepPaths) -> SweepRecord | None:
             f"The journal of the sweep cannot be read: {error.strerror}: {paths.journal}. Make it readable, or "
             "choose another hydra.sweep.dir."
         ) from None
+    if record.formats - {FORMAT}:
+        raise StartError(
+            f"Cannot resume the sweep in {paths.sweep_dir}: another version of this package ran it, and stored the "
+            "outcomes of its jobs in a format that this one cannot read. Resume it with that version, or choose another "
+            "hydra.sweep.dir."
+        )
     if record.unreadable:
         _log.warning(
             "In %s %s cannot be read: damaged, or of a later version of this package. The rest is used",
@@ -315,17 +346,17 @@ def _read_earlier(paths: SweepPaths) -> SweepRecord | None:
     return record
 
 
-def _take_directory(paths: SweepPaths, settings: LaunchSettings) -> SweepLock:
-    """Claim the sweep directory, and move aside what an earlier sweep has recorded there, unless it is to be kept."""
+def _lock_directory(paths: SweepPaths, settings: LaunchSettings, submissions: Submissions) -> SweepLock:
+    """Lock the sweep directory, and move aside what an earlier sweep has recorded there, unless it is to be kept."""
     try:
         os.makedirs(paths.folder, exist_ok=True)
-        claim = SweepLock(paths.claim)
+        lock = SweepLock(paths.claim)
         keep = settings.resume is not None
         recorded = [path for path in (paths.journal, paths.results) if os.path.exists(path) and not keep]
         if paths.journal in recorded:
             record = read_journal(paths.journal)
-            find_orphans(record, fence=True)
-            _refuse_jobs_on_cluster(record, paths.sweep_dir)
+            submissions.find_orphans(record, fence=True)
+            _refuse_jobs_on_cluster(record, paths.sweep_dir, submissions)
         aside = move_aside(paths.folder, recorded)
     except OSError as error:
         why = error.strerror or str(error)
@@ -336,29 +367,28 @@ def _take_directory(paths: SweepPaths, settings: LaunchSettings) -> SweepLock:
         ) from None
     if aside is not None:
         _log.info("What an earlier sweep recorded in this directory is now in %s", aside)
-    return claim
+    return lock
 
 
-def _refuse_jobs_on_cluster(record: SweepRecord, sweep_dir: str) -> None:
+def _refuse_jobs_on_cluster(record: SweepRecord, sweep_dir: str, submissions: Submissions) -> None:
     """Refuse a sweep whose jobs could share run directories with those that an earlier launching process has left."""
     for job in [*record.past, *record.touched()]:
-        if state := still_there(job):
+        if state := submissions.state_of(job):
             raise StartError(
                 f"Job {job.number} of an earlier run of the sweep {sweep_dir} is still on the cluster ({job.job_id}, "
                 f"{state}). With hydra/launcher=ddp_submitit_{job.executor} and hydra.launcher.resume=unfinished a run "
-                f"waits for it. {how_to_cancel(job)}, or choose another hydra.sweep.dir, to begin anew."
+                f"waits for it. {submissions.how_to_cancel(job)}, or choose another hydra.sweep.dir, to begin anew."
             )
 
 
-def _refuse_jobs_of_other_launchers(record: SweepRecord, cluster: Cluster | None) -> None:
+def _refuse_jobs_of_other_launchers(record: SweepRecord, submissions: Submissions) -> None:
     """Refuse to go on beside jobs for which this launcher cannot wait."""
-    own = "" if cluster is None else cluster.executor
     for job in [*record.past, *record.touched()]:
-        if job.executor != own and (state := still_there(job)):
+        if job.executor != submissions.executor and (state := submissions.state_of(job)):
             raise StartError(
                 f"Job {job.number} of an earlier run is still on the cluster ({job.job_id}, {state}), and this "
-                f"launcher cannot wait for it. Use hydra/launcher=ddp_submitit_{job.executor}. {how_to_cancel(job)}, "
-                "or wait for its end, to go on with this one."
+                f"launcher cannot wait for it. Use hydra/launcher=ddp_submitit_{job.executor}. "
+                f"{submissions.how_to_cancel(job)}, or wait for its end, to go on with this one."
             )
 
 
@@ -376,4 +406,5 @@ def _beginning(settings: LaunchSettings, sweep_dir: str) -> SweepBegan:
         __version__,
         settings.limits.grace_period_s,
         sweep_dir,
+        FORMAT,
     )

@@ -7,90 +7,392 @@ import os
 import signal
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
-from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, setup_globals
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from ..common import processes
 from ..common.errors import OptionError, StartError
 from ..common.files import SweepPaths
+from ..common.processes import unsupported_reason
 from ..common.signals import RepeatedSignal
 from ..display.tables import Summary, prepare_table
 from ..display.terminal import Terminal
 from ..groups.node_runner import Follower
-from ..groups.rendezvous import NodeRendezvous, why_it_ends
+from ..groups.rendezvous import NodeRendezvous, Rendezvous, why_it_ends
 from ..groups.spawners import ForkServer, RankProgram
-from ..job import environment, frozen_config
+from ..job.environment import ignored_rendezvous, locked_for_this_rank, refuse_as_rank, refuse_own_variables
 from ..job.frozen_config import ConfigCache
 from ..job.hydra_state import log_as_sweep
+from ..job.plan import JobPlanner
 from ..job.program import (
-    FunctionEntry,
     ProgramEntry,
     SourceWatch,
-    config_values_from,
-    find_calls,
     find_entry,
     rank_command,
+    refuse_open_group,
     typed_command,
+    warn_of_rank_values,
 )
-from ..job.settings import LaunchSettings, Sweep, has_one_batch, is_basic, read_settings
+from ..job.settings import LaunchSettings, SweepContext, read_settings
 from ..records.journal import SweepRecorder
 from ..resources.devices import DeviceAllocator, DeviceLocks, Nvml, find_devices, name_devices
 from ..resources.schedule import DevicePool
-from ..slurm.batch import SubmittedBatch, show_submission
-from ..slurm.submitit_api import Cluster, make_executor, read_cluster
-from .batch import Batch
+from .batch import Batch, JobStarter, begin_fork_server
 from .debug import debug_session
-from .dry_run import DirSnapshot, show_batch
-from .resume import SweepState, open_sweep_dir, read_sweep_dir
+from .dry_run import DirSnapshot, DryRun
+from .job_queue import JobQueue
+from .progress import Progress
+from .resume import PreviousRuns, Submissions, SweepState, open_sweep_dir, read_sweep_dir
+
+_log = logging.getLogger(__name__)
 
 
-def run_sweep(sweep: Sweep, job_overrides: list[list[str]], initial_job_idx: int) -> list[JobReturn]:
-    """Run one batch of jobs and return one JobReturn a job, in order, whatever failed.
+class BatchRunner(Protocol):
+    """Runs the jobs of one `launch()` call; there is one class for each way to run them."""
+
+    def run_batch(self, overrides: Mapping[int, Sequence[str]]) -> list[JobReturn]:
+        """Run jobs and return one JobReturn a job, in order, whatever failed.
+
+        Args:
+            overrides: Override strings of each job, by its number, in order.
+        """
+
+
+class Sweep:
+    """One sweep, from Hydra's `setup()` to its last `launch()`.
 
     Args:
-        sweep: What `prepare_sweep` returned.
-        job_overrides: One list of override strings a job.
-        initial_job_idx: Number of the first job.
-
-    Raises:
-        KeyboardInterrupt: after Ctrl-C, when every rank is gone.
-        SystemExit: after SIGTERM or SIGHUP, likewise; after a dry run's first batch of a sweeper that needs values.
+        context: What it is.
+        cache: Configs that the sweeper composes between two calls.
+        runner: Runs its jobs.
     """
-    sweep.spool.stop()
-    setup_globals()
-    log_as_sweep(sweep.config.hydra.hydra_logging, sweep.config.hydra.verbose, sweep.context)
-    try:
-        if sweep.footprint is not None:
-            show = show_batch if sweep.cluster is None else show_submission
-            return show(sweep, sweep.footprint, job_overrides, initial_job_idx)
-        _make_sweep_dir(sweep.config)
-        if sweep.follows:
-            return Follower(sweep, job_overrides, initial_job_idx).run()
+
+    def __init__(self, context: SweepContext, cache: ConfigCache, runner: BatchRunner) -> None:
+        self._context = context
+        self._cache = cache
+        self._runner = runner
+        cache.record()
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
+        """Run one batch of jobs and return one JobReturn a job, in order, whatever failed.
+
+        Args:
+            job_overrides: One list of override strings a job.
+            initial_job_idx: Number of the first job; the others count up from it.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C, when every rank is gone.
+            SystemExit: after SIGTERM or SIGHUP, likewise; after a dry run's first batch of a sweeper that needs values.
+        """
+        self._cache.stop()
+        setup_globals()
+        hydra = self._context.config.hydra
+        log_as_sweep(hydra.hydra_logging, hydra.verbose, self._context.hydra_context)
         try:
-            if sweep.cluster is not None:
-                return SubmittedBatch(sweep, job_overrides, initial_job_idx).run()
-            with debug_session(sweep.settings, len(job_overrides)) as debugging:
-                return Batch(sweep, job_overrides, initial_job_idx, debugging).run()
+            return self._runner.run_batch(dict(enumerate(map(list, job_overrides), start=initial_job_idx)))
         except RepeatedSignal as error:
             if error.number == signal.SIGINT:
                 raise
             raise SystemExit(128 + error.number) from None
-    except BaseException as error:
-        if sweep.gathering is not None:
-            sweep.gathering.leave(why_it_ends(error))
-        raise
-    finally:
-        sweep.spool.clear()
-        sweep.spool.record()
+        finally:
+            self._cache.clear()
+            self._cache.record()
 
 
-def _make_sweep_dir(config: DictConfig) -> None:
+class LocalRunner:
+    """Run the jobs of a sweep on this machine, and as the first of several nodes.
+
+    Args:
+        context: The sweep.
+        state: Its record.
+        planner: Plans its jobs.
+        pool: The devices that they share.
+        allocator: Acquires these devices.
+        rendezvous: The other nodes.
+        fork_server: Forks ranks; None: each is a new interpreter.
+        summary: What is shown at the end of the sweep.
+    """
+
+    def __init__(
+        self,
+        context: SweepContext,
+        state: SweepState,
+        planner: JobPlanner,
+        pool: DevicePool,
+        allocator: DeviceAllocator,
+        rendezvous: Rendezvous,
+        fork_server: ForkServer | None,
+        summary: Summary,
+    ) -> None:
+        self._context = context
+        self._state = state
+        self._planner = planner
+        self._pool = pool
+        self._allocator = allocator
+        self._rendezvous = rendezvous
+        self._fork_server = fork_server
+        self._summary = summary
+        self._sources = watch_sources(context)
+        if fork_server is not None:
+            # Not a process longer than the sweep: no call says which batch is the last.
+            weakref.finalize(self, fork_server.close)
+        show_at_the_end(self, context, summary, state.recorder)
+
+    def run_batch(self, overrides: Mapping[int, Sequence[str]]) -> list[JobReturn]:
+        """Run jobs and return one JobReturn a job, in order, whatever failed.
+
+        Args:
+            overrides: Override strings of each job, by its number, in order.
+        """
+        try:
+            with debug_session(self._context.settings, len(overrides)) as debugging:
+                make_sweep_dir(self._context.config)
+                queue = JobQueue(self._context, self._planner, self._pool, self._allocator, overrides)
+                base = queue.base_environment()
+                progress = Progress(self._context, self._state.recorder, self._summary, overrides, queue.most_jobs)
+                _log.info("Launching %s, OMP_NUM_THREADS=%s", queue.summary, base["OMP_NUM_THREADS"])
+                begin_fork_server(self._fork_server, self._context, base)
+                starter = JobStarter(
+                    self._context,
+                    self._allocator,
+                    self._rendezvous,
+                    self._sources,
+                    self._state.held,
+                    debugging.descriptors,
+                )
+                return Batch(
+                    self._context,
+                    overrides,
+                    queue,
+                    starter,
+                    self._allocator,
+                    progress,
+                    self._state.previous,
+                    self._rendezvous,
+                    self._fork_server,
+                    debugging,
+                ).run()
+        except BaseException as error:
+            self._rendezvous.leave(why_it_ends(error))
+            raise
+        finally:
+            if self._fork_server is not None and self._context.has_one_batch:
+                self._fork_server.close()
+
+
+class FollowingRunner:
+    """Run this node's part of the jobs that the first node starts.
+
+    Args:
+        context: The sweep.
+        rendezvous: The other nodes.
+        pool: The devices of this node.
+        allocator: Acquires these devices.
+    """
+
+    def __init__(
+        self, context: SweepContext, rendezvous: NodeRendezvous, pool: DevicePool, allocator: DeviceAllocator
+    ) -> None:
+        self._context = context
+        self._rendezvous = rendezvous
+        self._pool = pool
+        self._allocator = allocator
+
+    def run_batch(self, overrides: Mapping[int, Sequence[str]]) -> list[JobReturn]:
+        """Take part in jobs and return one JobReturn a job, in order; values are the first node's alone.
+
+        Args:
+            overrides: Override strings of each job, by its number, in order.
+        """
+        make_sweep_dir(self._context.config)
+        try:
+            return Follower(self._context, overrides, self._rendezvous, self._pool, self._allocator).run()
+        except BaseException as error:
+            self._rendezvous.leave(why_it_ends(error))
+            raise
+
+
+def open_sweep(
+    hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig, submissions: Submissions
+) -> Sweep:
+    """Check all that can be checked before a job is known, and choose how the jobs of a sweep are run here.
+
+    Args:
+        hydra_context: Hydra's.
+        task_function: What a job calls.
+        config: The sweep's own config.
+        submissions: Jobs of earlier runs that may still be on a cluster.
+
+    Raises:
+        LauncherError: for what the user can fix.
+    """
+    settings = read_settings(launcher_options(config))
+    context = make_context(hydra_context, task_function, config, settings)
+    pool, allocator = _devices(context)
+    _check_nodes(context)
+    check_env_set(context, pool.devices)
+    if settings.dry_run:
+        return _open_dry_run(context, submissions, pool, allocator)
+    cache = ConfigCache(hydra_context.config_loader)
+    if settings.node_rank > 0:
+        rendezvous = NodeRendezvous.join(context.paths.meetings, settings.node_rank, settings.nnodes)
+        return Sweep(context, cache, FollowingRunner(context, rendezvous, pool, allocator))
+    state = open_sweep_dir(context.paths, settings, submissions)
+    planner = JobPlanner(context, cache, pool, state.previous)
+    nodes = Rendezvous()
+    if settings.nnodes > 1:
+        nodes = NodeRendezvous.join(context.paths.meetings, settings.node_rank, settings.nnodes)
+    summary = make_summary(context)
+    return Sweep(
+        context,
+        cache,
+        LocalRunner(context, state, planner, pool, allocator, nodes, _fork_server(context), summary),
+    )
+
+
+def _open_dry_run(
+    context: SweepContext, submissions: Submissions, pool: DevicePool, allocator: DeviceAllocator
+) -> Sweep:
+    snapshot = take_snapshot(context)
+    previous = PreviousRuns()
+    if context.settings.node_rank == 0:
+        previous = read_sweep_dir(context.paths, context.settings, submissions).previous
+    cache = ConfigCache(context.hydra_context.config_loader, snapshot.restore)
+    planner = JobPlanner(context, cache, pool, previous)
+    return Sweep(context, cache, DryRun(context, planner, pool, allocator, previous, snapshot))
+
+
+# What all ways to run a sweep have in common
+
+
+def launcher_options(config: DictConfig) -> dict[str, object]:
+    """Return the options of `hydra.launcher`, resolved.
+
+    Raises:
+        StartError: if no rank can be launched on this system.
+    """
+    unsupported = unsupported_reason()
+    if unsupported is not None:
+        raise StartError(unsupported)
+    options = OmegaConf.to_container(config.hydra.launcher, resolve=True)
+    assert isinstance(options, dict)
+    return {str(name): value for name, value in options.items()}
+
+
+def make_context(
+    hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig, settings: LaunchSettings
+) -> SweepContext:
+    """Return what a sweep is.
+
+    Raises:
+        StartError: if this process cannot launch, or its program not be run again.
+    """
+    if not settings.allow_nested:
+        refuse_as_rank(os.environ, sys.orig_argv)
+        refuse_open_group()
+    ignored = ignored_rendezvous(os.environ)
+    if ignored:
+        _log.warning(
+            "%s of the environment: not used, each job gets a port of its own. For a fixed one set "
+            "hydra.launcher.master_addr and master_port",
+            ", ".join(ignored),
+        )
+    warn_of_rank_values()
+    entry = find_entry(settings.entry, task_function)
+    paths = SweepPaths(os.path.abspath(str(config.hydra.sweep.dir)))
+    return SweepContext(hydra_context, task_function, config, settings, entry, paths)
+
+
+def check_env_set(context: SweepContext, devices: tuple[str, ...] = ()) -> None:
+    """Refuse a `hydra.job.env_set` with variables that are the launcher's.
+
+    Args:
+        context: The sweep.
+        devices: Ids of the devices that jobs share.
+
+    Raises:
+        StartError: naming one.
+    """
+    env_set = OmegaConf.to_container(context.config.hydra.job.env_set, resolve=False)
+    assert isinstance(env_set, dict)
+    refuse_own_variables(
+        {str(name): value for name, value in env_set.items()}, context.settings.device_env_var, devices
+    )
+
+
+def watch_sources(context: SweepContext) -> SourceWatch:
+    """Return the program's source files as they are now."""
+    entry = context.entry
+    return SourceWatch(entry.program.main_script if isinstance(entry, ProgramEntry) else None)
+
+
+def take_snapshot(context: SweepContext) -> DirSnapshot:
+    """Return what a dry run has to put back.
+
+    Raises:
+        OptionError: if it could not put back what the sweeper writes.
+    """
+    storage = OmegaConf.select(context.config, "hydra.sweeper.storage", default=None)
+    if storage is not None:
+        raise OptionError(
+            f"A dry run would leave what the sweeper writes into hydra.sweeper.storage={storage}, such as trials that "
+            "never end. Set hydra.sweeper.storage=null for the dry run."
+        )
+    return DirSnapshot.look(context.paths.sweep_dir)
+
+
+def make_summary(context: SweepContext, nnodes: int | None = None) -> Summary:
+    """Return what is shown at the end of a sweep.
+
+    Args:
+        context: The sweep.
+        nnodes: Number of nodes on which its command is started; None: as many as its jobs have.
+    """
+    config, entry = context.config, context.entry
+    command: tuple[str, ...] = ()
+    if isinstance(entry, ProgramEntry):
+        command = (*typed_command(entry), *entry.flags, *entry.config_name, "-m", *entry.program.overrides)
+    hydra, task = (OmegaConf.to_container(one) for one in (config.hydra.overrides.hydra, config.hydra.overrides.task))
+    assert isinstance(hydra, list) and isinstance(task, list)
+    loader, name = context.hydra_context.config_loader, config.hydra.job.config_name
+
+    def compose(overrides: list[str]) -> DictConfig:
+        composed: DictConfig = loader.load_configuration(name, overrides, RunMode.MULTIRUN)
+        return composed
+
+    return Summary(
+        command,
+        tuple(hydra),
+        tuple(task),
+        context.paths.sweep_dir,
+        context.has_basic_sweeper,
+        context.has_one_batch,
+        compose,
+        context.settings.nnodes if nnodes is None else nnodes,
+    )
+
+
+def show_at_the_end(runner: object, context: SweepContext, summary: Summary, recorder: SweepRecorder) -> None:
+    """Show the summary when the runner is forgotten, or the process ends: no call says which batch is the last."""
+    if not context.has_one_batch:
+        prepare_table()
+        weakref.finalize(runner, _show_summary, summary, recorder)
+
+
+def _show_summary(summary: Summary, recorder: SweepRecorder) -> None:
+    terminal = Terminal(board=False)
+    if recorder.sweep.stopped_by:
+        terminal.hurry()
+    with terminal.taken():
+        summary.show(recorder)
+
+
+def make_sweep_dir(config: DictConfig) -> None:
+    """Make the sweep directory, with the mode that `hydra.sweep.mode` asks for."""
     sweep_dir = Path(str(config.hydra.sweep.dir))
     sweep_dir.mkdir(parents=True, exist_ok=True)
     # Not in Hydra's schema, but honoured by its joblib and submitit launchers, too.
@@ -99,157 +401,51 @@ def _make_sweep_dir(config: DictConfig) -> None:
         sweep_dir.chmod(int(str(mode), base=8))
 
 
-_log = logging.getLogger(__name__)
+# What only a sweep on this machine has
 
 
-def prepare_sweep(
-    context: HydraContext, task_function: TaskFunction, config: DictConfig, executor: str | None = None
-) -> Sweep:
-    """Check all that can be checked before a job is known.
-
-    Args:
-        context: Hydra's.
-        task_function: What a job calls.
-        config: The sweep's own config.
-        executor: Submitit's executor for the jobs; None: they run here.
-
-    Raises:
-        LauncherError: for what the user can mend.
-    """
-    settings, cluster = _read_options(config, executor)
-    entry = find_entry(settings.entry, task_function)
-    paths = SweepPaths(os.path.abspath(str(config.hydra.sweep.dir)))
-    pool, gate = _pool_and_gate(settings, paths.sweep_dir, here=cluster is None)
-    main_script = entry.program.main_script if isinstance(entry, ProgramEntry) else None
-    sources = SourceWatch(main_script)
-    if cluster is None:
-        _check_nodes(settings, config)
-    env_set = OmegaConf.to_container(config.hydra.job.env_set, resolve=False)
-    assert isinstance(env_set, dict)
-    environment.refuse_own_variables(
-        {str(name): value for name, value in env_set.items()}, settings.device_env_var, pool.devices
-    )
-    footprint = _footprint(config, paths.sweep_dir) if settings.dry_run else None
-    # What submitit refuses, it refuses for all jobs.
-    submitit_executor = make_executor(cluster) if cluster is not None and footprint is None else None
-    # Of several nodes the first one keeps the books.
-    keeps_books = footprint is None and settings.node_rank == 0
-    books = SweepState(None, SweepRecorder(None), None)
-    if settings.node_rank == 0:
-        books = (open_sweep_dir if keeps_books else read_sweep_dir)(paths, settings, cluster)
-    _warn_of_rank_values()
-    spool = ConfigCache(context.config_loader, footprint.restore if footprint is not None else lambda: None)
-    spool.record()
-    summary = _summary(context, entry, config, paths.sweep_dir, settings.nnodes if cluster is None else 1)
-    gathering = None
-    if settings.nnodes > 1 and footprint is None and cluster is None:
-        gathering = NodeRendezvous.join(paths.meetings, settings.node_rank, settings.nnodes)
-    sweep = Sweep(
-        context,
-        task_function,
-        config,
-        settings,
-        entry,
-        pool,
-        gate,
-        spool,
-        sources,
-        paths,
-        books.claim,
-        books.ledger,
-        summary,
-        books.earlier,
-        footprint,
-        gathering,
-        cluster,
-        submitit_executor,
-        None if cluster is not None or footprint is not None else _preload(settings, entry),
-    )
-    if sweep.preload is not None:
-        # Not a process longer than the sweep: nobody tells which batch is the last.
-        weakref.finalize(sweep, sweep.preload.close)
-    if not sweep.has_one_batch and keeps_books:
-        # Nobody tells which batch is the last. Then the sweep is forgotten, or the process ends.
-        prepare_table()
-        weakref.finalize(sweep, _show_at_the_end, summary, books.ledger)
-    return sweep
+def _devices(context: SweepContext) -> tuple[DevicePool, DeviceAllocator]:
+    settings = context.settings
+    variable = settings.device_env_var
+    nvml = Nvml(variable, os.environ)
+    devices = find_devices(settings.devices, variable, os.environ, nvml)
+    # Other nodes wait for the jobs one after the other.
+    pool = DevicePool(devices, settings.jobs_per_device, settings.max_parallel_jobs, in_order=settings.nnodes > 1)
+    pool.size(settings.nproc_per_node, settings.devices_per_rank)
+    locks = None
+    if devices and settings.lock_devices and not settings.dry_run:
+        locks = DeviceLocks(context.paths.sweep_dir, locked_for_this_rank(os.environ))
+    allocator = DeviceAllocator(name_devices(devices, variable, nvml), nvml, locks, settings.min_free_memory_gb)
+    if settings.dry_run:
+        allocator.close()
+        # Whether a device is in use now, and how much memory it has, does not count: nothing is started on it.
+        allocator = DeviceAllocator({}, Nvml("", {}), None, None)
+    return pool, allocator
 
 
-def _read_options(config: DictConfig, executor: str | None) -> tuple[LaunchSettings, Cluster | None]:
-    unsupported = processes.unsupported_reason()
-    if unsupported is not None:
-        raise StartError(unsupported)
-    options = OmegaConf.to_container(config.hydra.launcher, resolve=True)
-    assert isinstance(options, dict)
-    named = {str(name): value for name, value in options.items()}
-    settings, cluster = (read_settings(named), None) if executor is None else read_cluster(named, executor)
-    if not settings.allow_nested:
-        environment.refuse_as_rank(os.environ, sys.orig_argv)
-        _refuse_open_group()
-    ignored = environment.ignored_rendezvous(os.environ)
-    if ignored:
-        _log.warning(
-            "%s of the environment: not used, each job gets a port of its own. For a fixed one set "
-            "hydra.launcher.master_addr and master_port",
-            ", ".join(ignored),
-        )
-    return settings, cluster
-
-
-def _refuse_open_group() -> None:
-    """Refuse to launch where the program has opened a process group, as it did before it was a rank."""
-    torch = sys.modules.get("torch.distributed")
-    if not getattr(torch, "is_initialized", bool)():
+def _check_nodes(context: SweepContext) -> None:
+    """Refuse what several nodes cannot do together."""
+    settings, config = context.settings, context.config
+    if settings.nnodes == 1:
         return
-    script = getattr(sys.modules["__main__"], "__file__", None)
-    lines = find_calls(script, "init_process_group") if script else []
-    place = f" ({script}:{', '.join(map(str, lines))})" if lines else ""
-    raise StartError(
-        f"A process group of torch.distributed is open in the launching process{place}, which "
-        "is no rank of any job. Open it in the job's function, which runs in ranks alone, or only "
-        'if "RANK" in os.environ; hydra.launcher.allow_nested=true allows it if it is meant.'
-    )
-
-
-def _warn_of_rank_values() -> None:
-    """Name fields of configs that are made from a rank's variable here, so that all ranks would get the same value."""
-    types = {
-        kind: None for node in _stored(ConfigStore.instance().repo) for kind in frozen_config.structured_types(node)
-    }
-    for kind in types:
-        for value in config_values_from(kind, environment.RANK_VARIABLES):
-            _log.warning(
-                "%s: %s is made from %s in the launching process, which is no rank: every rank gets that one value. "
-                'Write "${oc.env:%s}", which each rank resolves for itself, or read the variable in the function',
-                value.place,
-                f"{kind.__name__}.{value.name}",
-                value.variable,
-                value.variable,
-            )
-
-
-def _stored(repo: Mapping[str, Any]) -> Iterator[Any]:
-    """Return the configs that programs have stored, in whatever group."""
-    for entry in repo.values():
-        if isinstance(entry, Mapping):
-            yield from _stored(entry)
-        elif not (entry.provider or "").startswith(("hydra", "ddp_")):
-            yield entry.node
-
-
-def _footprint(config: DictConfig, sweep_dir: str) -> DirSnapshot:
-    """Return what a dry run has to put back; refuse what it could not."""
-    storage = OmegaConf.select(config, "hydra.sweeper.storage", default=None)
-    if storage is not None:
+    if not context.has_basic_sweeper:
         raise OptionError(
-            f"A dry run would leave what the sweeper writes into hydra.sweeper.storage={storage}, such as trials that "
-            "never end. Set hydra.sweeper.storage=null for the dry run."
+            f"hydra.launcher.nnodes={settings.nnodes} needs Hydra's own sweeper, as {config.hydra.sweeper._target_} "
+            "would choose other values on each node. On SLURM, hydra/launcher=ddp_submitit_slurm runs any sweeper's "
+            "jobs on several nodes."
         )
-    return DirSnapshot.look(sweep_dir)
+    written = OmegaConf.to_container(config.hydra.sweep, resolve=False)
+    assert isinstance(written, dict)
+    if "${now:" in str(written["dir"]):
+        raise OptionError(
+            f"hydra.launcher.nnodes={settings.nnodes} needs hydra.sweep.dir to be set: each node would find another "
+            f"one by {written['dir']!r}. Choose a directory that all nodes see."
+        )
 
 
-def _preload(settings: LaunchSettings, entry: ProgramEntry | FunctionEntry) -> ForkServer | None:
+def _fork_server(context: SweepContext) -> ForkServer | None:
     """Return what forks ranks, or say why nothing does."""
+    settings, entry = context.settings, context.entry
     if settings.preload == ():
         return None
     reasons = {
@@ -271,70 +467,3 @@ def _preload(settings: LaunchSettings, entry: ProgramEntry | FunctionEntry) -> F
         RankProgram(interpreter, program[: 2 if program[0] == "-m" else 1], cwd),
         settings.device_env_var,
     )
-
-
-def _check_nodes(settings: LaunchSettings, config: DictConfig) -> None:
-    """Refuse what several nodes cannot do together."""
-    if settings.nnodes == 1:
-        return
-    if not is_basic(config):
-        raise OptionError(
-            f"hydra.launcher.nnodes={settings.nnodes} needs Hydra's own sweeper, as {config.hydra.sweeper._target_} "
-            "would choose other values on each node. On SLURM, hydra/launcher=ddp_submitit_slurm runs any sweeper's "
-            "jobs on several nodes."
-        )
-    written = OmegaConf.to_container(config.hydra.sweep, resolve=False)
-    assert isinstance(written, dict)
-    if "${now:" in str(written["dir"]):
-        raise OptionError(
-            f"hydra.launcher.nnodes={settings.nnodes} needs hydra.sweep.dir to be set: each node would find another "
-            f"one by {written['dir']!r}. Choose a directory that all nodes see."
-        )
-
-
-def _show_at_the_end(summary: Summary, ledger: SweepRecorder) -> None:
-    terminal = Terminal(board=False)
-    if ledger.record.stopped_by:
-        terminal.hurry()
-    with terminal.taken():
-        summary.show(ledger)
-
-
-def _summary(
-    context: HydraContext, entry: ProgramEntry | FunctionEntry, config: DictConfig, sweep_dir: str, nnodes: int
-) -> Summary:
-    command: tuple[str, ...] = ()
-    if isinstance(entry, ProgramEntry):
-        command = (*typed_command(entry), *entry.flags, *entry.config_name, "-m", *entry.program.overrides)
-    hydra, task = (OmegaConf.to_container(one) for one in (config.hydra.overrides.hydra, config.hydra.overrides.task))
-    assert isinstance(hydra, list) and isinstance(task, list)
-    loader, name = context.config_loader, config.hydra.job.config_name
-
-    def compose(overrides: list[str]) -> DictConfig:
-        composed: DictConfig = loader.load_configuration(name, overrides, RunMode.MULTIRUN)
-        return composed
-
-    batch = has_one_batch(config)
-    return Summary(command, tuple(hydra), tuple(task), sweep_dir, is_basic(config), batch, compose, nnodes)
-
-
-def _pool_and_gate(settings: LaunchSettings, sweep_dir: str, *, here: bool) -> tuple[DevicePool, DeviceAllocator]:
-    if not here:
-        # The cluster gives out its devices itself.
-        return DevicePool(), DeviceAllocator({}, Nvml("", {}), None, None)
-    variable = settings.device_env_var
-    nvml = Nvml(variable, os.environ)
-    devices = find_devices(settings.devices, variable, os.environ, nvml)
-    # Other nodes wait for the jobs one after the other.
-    pool = DevicePool(devices, settings.jobs_per_device, settings.max_parallel_jobs, in_order=settings.nnodes > 1)
-    pool.size(settings.nproc_per_node, settings.devices_per_rank)
-    locks = None
-    if devices and settings.lock_devices and not settings.dry_run:
-        locks = DeviceLocks(sweep_dir, environment.locked_for_this_rank(os.environ))
-    names = name_devices(devices, variable, nvml)
-    gate = DeviceAllocator(names, nvml, locks, settings.min_free_memory_gb)
-    if settings.dry_run:
-        gate.close()
-        # Who has a device now, and how much of its memory, does not count: nothing is started on it.
-        gate = DeviceAllocator({}, Nvml("", {}), None, None)
-    return pool, gate

@@ -30,6 +30,7 @@ class SweepBegan:
         launcher: Version of this package.
         grace_period_s: The option; None: not known.
         sweep_dir: Sweep directory, absolute; it may have been moved since.
+        format: Of what is stored for other processes (`files.FORMAT`); 1 if the journal does not say.
     """
 
     at: float
@@ -40,6 +41,7 @@ class SweepBegan:
     launcher: str
     grace_period_s: float | None = None
     sweep_dir: str = ""
+    format: int = 1
 
 
 @dataclass(frozen=True)
@@ -375,6 +377,7 @@ class SweepRecord:
         shared: Overrides that all of several jobs have.
         unreadable: Lines of the journal that could not be read.
         past: What earlier runs have left of jobs that were started, or are over, oldest first.
+        formats: Formats in which the runs have stored what is for other processes.
     """
 
     began: SweepBegan | None = None
@@ -384,12 +387,14 @@ class SweepRecord:
     shared: frozenset[str] = frozenset()
     unreadable: int = 0
     past: list[JobRecord] = field(default_factory=list)
+    formats: set[int] = field(default_factory=set)
 
     def apply(self, event: Event) -> None:
         """Take note of the next event."""
         if isinstance(event, SweepBegan):
             self.past += self.touched()
             self.began, self.stopped_by, self.jobs, self.shared = event, "", {}, frozenset()
+            self.formats.add(event.format)
         elif isinstance(event, JobsAdded):
             self._add(event)
         elif isinstance(event, SweepStopped):

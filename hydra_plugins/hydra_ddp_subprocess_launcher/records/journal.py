@@ -185,7 +185,7 @@ class SweepRecorder:
         record: What is known from an earlier run.
 
     Attributes:
-        record: What is known by now.
+        sweep: What is known by now.
         failures: Jobs that have failed in this run.
         results: The table of the jobs that are over; None: none is written.
     """
@@ -193,22 +193,22 @@ class SweepRecorder:
     def __init__(self, paths: SweepPaths | None, record: SweepRecord | None = None) -> None:
         self._journal = Journal(None if paths is None else paths.journal)
         self.results = None if paths is None else paths.results
-        self.record = SweepRecord() if record is None else record
+        self.sweep = SweepRecord() if record is None else record
         self.failures = 0
         self._results_are_old = False
         self._said = False
         self._write_after = 0.0
 
-    def note(self, event: Event) -> None:
-        """Take note of an event."""
-        self.record.apply(event)
+    def record(self, event: Event) -> None:
+        """Record an event."""
+        self.sweep.apply(event)
         self._journal.append(event)
         if isinstance(event, JobEnded | JobKept | JobSkipped):
             self.failures += isinstance(event, JobEnded) and not event.completed
             self._results_are_old = True
-            self.settle()
+            self.flush()
 
-    def settle(self, *, last: bool = False) -> None:
+    def flush(self, *, last: bool = False) -> None:
         """Write results.csv if it is old, and its turn has come.
 
         Args:
@@ -218,7 +218,7 @@ class SweepRecorder:
         if self.results is None or not self._results_are_old or (began < self._write_after and not last):
             return
         self._results_are_old = False
-        over = self.record.in_state(JobState.COMPLETED, JobState.FAILED, JobState.NEVER_STARTED)
+        over = self.sweep.in_state(JobState.COMPLETED, JobState.FAILED, JobState.NEVER_STARTED)
         try:
             write_results(self.results, sorted(over, key=lambda job: job.number))
         except OSError as error:

@@ -134,17 +134,17 @@ class DeviceAllocator:
             )
 
     def blocked_by(self) -> dict[str, str]:
-        """Return and forget which devices could not be had since the last call, and why."""
+        """Return which devices could not be acquired since the last call, and why."""
         refused, self._refused = self._refused, {}
         return refused
 
     @property
-    def settled(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether no device has processes of an ended job."""
         return not any(map(self._settles, list(self._settling)))
 
-    def obtain(self, device: str) -> bool:
-        """Get hold of a device for a job; return whether it could be had."""
+    def acquire(self, device: str) -> bool:
+        """Acquire a device for a job; return whether it was free."""
         why = self._why_not(device)
         if why:
             self._refused[device] = why
@@ -189,7 +189,7 @@ class DeviceAllocator:
         return False
 
     def release_unused(self, in_use: Iterable[str]) -> None:
-        """Let go of all devices but these, and those that still have processes of an ended job."""
+        """Release every device except `in_use` and those that a finished job still occupies."""
         kept = set(in_use)
         for device, name in self._names.items():
             if device not in kept and not self._settles(device):

@@ -4,37 +4,48 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import selectors
-import signal
 import time
-import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from hydra.core.utils import JobReturn
+from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from ..common import signals
 from ..common.choices import OnInterrupt
 from ..common.errors import LauncherError, StartError
 from ..common.files import JobPaths
 from ..common.protocol import JOB_ID_TOKEN
 from ..common.quoting import shell_comment, shell_words
-from ..common.signals import leave
+from ..common.signals import STOP_SIGNALS, RecordedSignals, Shutdown, ShutdownController, recorded_signals
 from ..common.text import pluralize
 from ..display.logs import LOOK_INTERVAL_S
-from ..display.tables import override_line
-from ..job import frozen_config, outcome, results
-from ..job.plan import Allocation, PlannedJob, compose_and_plan, describe_start
-from ..job.results import JobResult, make_job_return
-from ..job.settings import Sweep
-from ..launcher.batch import HEARD
-from ..launcher.dry_run import DirSnapshot, print_dry_run
+from ..display.tables import Summary, override_line
+from ..job.frozen_config import ConfigCache, set_job_id
+from ..job.outcome import end_job
+from ..job.plan import JobPlanner, PlannedJob, refuse_shared_run_dir
+from ..job.results import JobResult, failed_before_start, make_job_return
+from ..job.settings import SweepContext
+from ..launcher.batch import HEARD_SIGNALS, FailureLimit
+from ..launcher.dry_run import DirSnapshot, ShownJob, print_dry_run, shown_decision, shown_failure, shown_job
 from ..launcher.progress import Progress
-from ..resources.port import ReservedPort
+from ..launcher.resume import PreviousRuns, SweepState, open_sweep_dir, read_sweep_dir
+from ..launcher.sweep import (
+    Sweep,
+    launcher_options,
+    make_context,
+    make_summary,
+    make_sweep_dir,
+    show_at_the_end,
+    take_snapshot,
+    watch_sources,
+)
 from ..supervisor.heartbeat import refresh_names
 from . import submitit_api
-from .jobs import ClusterJob, SlurmPoller, adopt, listed, name_left_out, submit
+from .jobs import NO_ALLOCATION, ClusterJob, ClusterSubmissions, JobSubmitter, SlurmPoller, adopt, listed, name_left_out
+from .submitit_api import Cluster, read_cluster
 
 _log = logging.getLogger(__name__)
 # Seconds between two looks at the files of all jobs, at least and for each of them, as a file server has other users.
@@ -48,27 +59,39 @@ class SubmittedBatch:
     """Run the jobs of one `launch()` call on a cluster.
 
     Args:
-        sweep: What is the same for all of them.
-        job_overrides: One list of override strings a job.
-        first: Number of the first job.
+        context: The sweep.
+        cluster: What jobs ask of submitit.
+        overrides: Override strings of each job, by its number, in order.
+        planner: Plans them.
+        submitter: Submits them.
+        progress: Records and shows what happens.
+        previous: What earlier runs of the sweep have done.
     """
 
-    def __init__(self, sweep: Sweep, job_overrides: list[list[str]], first: int) -> None:
-        assert sweep.cluster is not None
-        self._sweep = sweep
-        self._cluster = sweep.cluster
-        self._overrides = dict(enumerate(job_overrides, start=first))
+    def __init__(
+        self,
+        context: SweepContext,
+        cluster: Cluster,
+        overrides: Mapping[int, Sequence[str]],
+        planner: JobPlanner,
+        submitter: JobSubmitter,
+        progress: Progress,
+        previous: PreviousRuns,
+    ) -> None:
+        self._context = context
+        self._cluster = cluster
+        self._overrides = overrides
+        self._planner = planner
+        self._submitter = submitter
+        self._progress = progress
+        self._previous = previous
         self._returns: dict[int, JobReturn] = {}
         self._waiting: list[PlannedJob] = []
         self._jobs: dict[int, ClusterJob] = {}
-        self._folder = os.path.join(sweep.paths.meetings, uuid.uuid4().hex[:12])
-        self._stopped_by: int | None = None
-        self._stopped_at = 0.0
-        self._gave_up = False
-        self._link = SlurmPoller(self._cluster)
+        self._shutdown = ShutdownController()
+        self._limit = FailureLimit(context.settings)
+        self._poller = SlurmPoller(cluster)
         self._looked_at = 0.0
-        at_once = self._cluster.max_parallel_jobs or self._cluster.queue.get("array_parallelism") or len(job_overrides)
-        self._progress = Progress(sweep, self._overrides, min(int(at_once), len(job_overrides)))
 
     def run(self) -> list[JobReturn]:
         """Run all jobs and return one JobReturn a job, in order.
@@ -78,31 +101,30 @@ class SubmittedBatch:
             SystemExit: after SIGTERM or SIGHUP, likewise, unless a handler that was there before decides otherwise.
         """
         with self._progress.shown():
-            with signals.recorded_signals(HEARD, impatient=True) as arrived, selectors.DefaultSelector() as selector:
+            with recorded_signals(HEARD_SIGNALS, impatient=True) as arrived, selectors.DefaultSelector() as selector:
                 selector.register(arrived.wakeup, selectors.EVENT_READ)
                 try:
                     self._run_all(arrived, selector)
                 except BaseException as error:
-                    self._link.leave_for(error, self._jobs.values())
+                    self._poller.leave_for(error, self._jobs.values())
                     raise
             self._progress.finish()
-        if self._stopped_by is not None:
-            leave(self._stopped_by)
+        self._shutdown.leave_if_stopped()
         return [self._returns[number] for number in self._overrides]
 
-    def _run_all(self, arrived: signals.RecordedSignals, selector: selectors.BaseSelector) -> None:
+    def _run_all(self, arrived: RecordedSignals, selector: selectors.BaseSelector) -> None:
         for number in self._overrides:
             self._plan(number)
             if self._obey(arrived.take()):
                 break
-        if self._sweep.has_one_batch:
-            name_left_out(self._sweep)
+        if self._context.has_one_batch:
+            name_left_out(self._previous)
         while self._waiting or self._jobs:
             self._submit()
             self._look()
             selector.select(self._progress.due_s(LOOK_INTERVAL_S if self._tees else _FILES_INTERVAL_S))
             self._obey(arrived.take())
-            if self._stopped_by is not None and self._cluster.on_interrupt is OnInterrupt.leave:
+            if self._shutdown.stopped and self._cluster.on_interrupt is OnInterrupt.leave:
                 break
 
     @property
@@ -114,60 +136,59 @@ class SubmittedBatch:
     def _plan(self, number: int) -> None:
         overrides = self._overrides[number]
         try:
-            plan = compose_and_plan(self._sweep, number, overrides)
+            plan = self._planner.compose_and_plan(number, overrides)
             self._refuse_shared_directory(plan)
             waits = not self._adopt(plan) and not self._settle(plan)
         except Exception as error:  # noqa: BLE001  (a config may raise anything; it is this job's failure alone)
-            self._finish(number, None, "", None, results.failed_before_start(error))
+            self._finish(number, None, "", None, failed_before_start(error))
             return
         if waits:
             self._waiting.append(plan)
 
     def _refuse_shared_directory(self, plan: PlannedJob) -> None:
-        others = (*self._waiting, *(job.plan for job in self._jobs.values()))
-        shared = [other.number for other in others if other.run_dir == plan.run_dir]
-        # Of one that depends on the id each job has its own.
-        if shared and JOB_ID_TOKEN not in plan.run_dir:
-            raise StartError(
-                f"Its run directory {plan.run_dir} is in use by job {shared[0]}. Give each job one of its own "
-                "(hydra.sweep.subdir), as jobs on a cluster may run at the same time."
-            )
+        # If it depends on the id of the job, each job has its own.
+        if JOB_ID_TOKEN not in plan.run_dir:
+            others = (*self._waiting, *(job.plan for job in self._jobs.values()))
+            refuse_shared_run_dir(plan.run_dir, ((other.number, other.run_dir) for other in others))
 
     def _settle(self, plan: PlannedJob) -> bool:
-        """Deal with a job that an earlier run of the sweep has settled; return whether it is one."""
-        if self._sweep.earlier is None:
+        """Deal with a job that an earlier run of the sweep has done; return whether it is one."""
+        decision = self._previous.decide(plan.known, plan.config_yaml, plan.config_hash)
+        if decision is None:
             return False
-        decision = self._sweep.earlier.decide(plan.known, plan.config_yaml, plan.config_hash)
         self._progress.decided(plan, decision)
-        if decision.verdict is not None:
-            self._finish(plan.number, plan.config, plan.run_dir, None, decision.verdict)
-        return decision.verdict is not None
+        if decision.result is not None:
+            self._finish(plan.number, plan.config, plan.run_dir, None, decision.result)
+        return decision.result is not None
 
     def _adopt(self, plan: PlannedJob) -> bool:
         """Wait for a job that an earlier launching process has left on the cluster; return whether it is one."""
-        job = adopt(self._sweep, plan)
+        lost = self._previous.lost(plan.number, plan.overrides, self._context.task)
+        job = adopt(self._cluster, plan, lost)
         if job is not None:
-            self._jobs[plan.number] = job
-            self._progress.submitted(plan, job.handle.job_id, job.folder.path)
+            self._track(job)
         return job is not None
+
+    def _track(self, job: ClusterJob) -> None:
+        self._jobs[job.plan.number] = job
+        self._progress.submitted(job.plan, job.handle.job_id, job.folder.path, self._cluster.executor)
 
     def _submit(self) -> None:
         """Submit what waits, as far as more may be submitted."""
         room = len(self._waiting)
         if self._cluster.max_parallel_jobs is not None:
             room = min(room, self._cluster.max_parallel_jobs - len(self._jobs))
-        if room <= 0 or self._stopped_by is not None:
+        if room <= 0 or self._shutdown.stopped:
             return
         plans, self._waiting = self._waiting[:room], self._waiting[room:]
         try:
-            jobs = submit(self._sweep, plans, self._folder)
+            jobs = self._submitter.submit(plans)
         except Exception as error:  # noqa: BLE001  (submitit, and what it calls, raise many things)
             for plan in plans:
                 self._finish(plan.number, plan.config, plan.run_dir, None, _not_submitted(error))
             return
         for job in jobs:
-            self._jobs[job.plan.number] = job
-            self._progress.submitted(job.plan, job.handle.job_id, job.folder.path)
+            self._track(job)
         ranks = " or ".join(map(str, sorted({plan.world_size for plan in plans})))
         ids = listed([job.handle for job in jobs])
         said = f"{pluralize(len(jobs), 'job')} of {pluralize(ranks, 'rank')}"
@@ -184,30 +205,29 @@ class SubmittedBatch:
                 self._look_at_files(job)
         for job in self._jobs.values():
             self._progress.show(job.tees, last=False)
-        if self._jobs and self._link.is_due(now):
+        if self._jobs and self._poller.is_due(now):
             self._ask(now)
-        self._give_up()
+        self._check_failures()
 
     def _look_at_files(self, job: ClusterJob) -> None:
         if job.take_last_start():
-            assert job.start is not None
+            assert job.spec is not None
             self._progress.show(job.tees, last=True)
-            attempt = replace(job.plan.first_attempt, number=job.start.group.attempt)
-            place = Allocation((), ReservedPort("", 0, None))
-            self._progress.started(job.plan, attempt, place, job.start.run_id, job.start.hosts)
-            job.tees = self._progress.tees(job.plan, job.start.paths)
+            attempt = replace(job.plan.first_attempt, number=job.spec.attempt)
+            self._progress.started(job.plan, attempt, NO_ALLOCATION, job.spec.run_id, job.spec.hosts)
+            job.tees = self._progress.tees(job.plan, JobPaths(job.spec.run_dir))
         end = job.folder.read_end()
         if end is not None:
-            self._end(job, job.told_end(end, self._sweep.settings.check_config))
+            self._end(job, job.told_end(end, self._context.settings.check_config))
 
     def _ask(self, now: float) -> None:
         """Ask the cluster for the states of all jobs, and end those that it has ended without a word of their nodes."""
-        news = self._link.ask(list(self._jobs.values()), now)
+        news = self._poller.ask(list(self._jobs.values()), now)
         for job in news.waiting_again:
             _log.info("#%d : waits to run again (%s)", job.plan.number, job.state)
-            self._progress.submitted(job.plan, job.handle.job_id, job.folder.path)
+            self._track(job)
         for job in news.lost:
-            self._end(job, job.ended_from_outside(self._cluster.executor, self._sweep.settings.check_config))
+            self._end(job, job.ended_from_outside(self._cluster.executor, self._context.settings.check_config))
         for job in news.given_up:
             # Nothing is noted of its end, so that a resumed sweep looks for it.
             number, job_id = job.plan.number, job.handle.job_id
@@ -219,18 +239,19 @@ class SubmittedBatch:
     def _obey(self, arrived: list[int]) -> bool:
         """Do what signals ask for; return whether the batch is stopped."""
         for number in arrived:
-            if number not in signals.STOP_SIGNALS:
+            if number not in STOP_SIGNALS:
                 self._progress.resumed()
-            elif self._stopped_by is None:
-                self._stop(number)
-            elif time.monotonic() - self._stopped_at >= signals.ONE_ORDER_S:
-                # Once more: nobody is waited for.
+                continue
+            order = self._shutdown.receive(number, time.monotonic())
+            if order is Shutdown.STOP:
+                self._stop()
+            elif order is Shutdown.KILL:
+                # Once more: no job is waited for.
                 self._jobs.clear()
-        return self._stopped_by is not None
+        return self._shutdown.stopped
 
-    def _stop(self, number: int) -> None:
-        self._stopped_by, self._stopped_at = number, time.monotonic()
-        name = signal.Signals(number).name
+    def _stop(self) -> None:
+        name = self._shutdown.name
         self._progress.stopped(name)
         self._waiting.clear()
         handles = [job.handle for job in self._jobs.values()]
@@ -251,117 +272,202 @@ class SubmittedBatch:
     def _cancel(self, jobs: list[ClusterJob], why: str) -> None:
         now = time.monotonic()
         # Whoever has stopped the sweep does not wait for ever.
-        self._link.cancel(jobs, why, now, math.inf if self._stopped_by is None else now + _CANCELLED_S)
+        self._poller.cancel(jobs, why, now, now + _CANCELLED_S if self._shutdown.stopped else math.inf)
 
-    def _give_up(self) -> None:
-        """Start no more jobs when too many have failed (`max_failures`)."""
-        settings, failures = self._sweep.settings, self._sweep.ledger.failures
-        if settings.max_failures is None or failures < settings.max_failures or self._gave_up:
+    def _check_failures(self) -> None:
+        failures = self._progress.failures
+        if not self._limit.check(failures):
             return
-        self._gave_up = True
-        count, most = pluralize(failures, "job"), settings.max_failures
-        _log.error("%s failed (max_failures=%d): no more jobs are started", count, most)
-        why = f"{count} failed before it (max_failures={settings.max_failures})"
+        skipped = self._limit.skip(failures)
         for plan in self._waiting:
-            self._finish(plan.number, plan.config, plan.run_dir, None, results.skipped(why))
+            self._finish(plan.number, plan.config, plan.run_dir, None, skipped)
         self._waiting.clear()
-        self._cancel([job for job in self._jobs.values() if job.start is None or settings.stop_running], why)
+        stopped = [job for job in self._jobs.values() if job.spec is None or self._limit.stops_running]
+        self._cancel(stopped, skipped.cause)
 
-    def _end(self, job: ClusterJob, verdict: JobResult) -> None:
+    def _end(self, job: ClusterJob, result: JobResult) -> None:
         self._progress.show(job.tees, last=True)
         del self._jobs[job.plan.number]
-        submitit_api.bury(job.handle)
+        submitit_api.reap_controller(job.handle)
         plan, job_id = job.plan, str(job.handle.job_id)
         # Of one that was never started nobody has told it.
         run_dir = plan.run_dir.replace(JOB_ID_TOKEN, job_id)
         if JOB_ID_TOKEN in str(plan.config.hydra.job.id):
-            frozen_config.set_job_id(plan.config, JOB_ID_TOKEN, job_id, run_dir)
+            set_job_id(plan.config, JOB_ID_TOKEN, job_id, run_dir)
         seconds = None if job.began_at is None else time.time() - job.began_at
-        self._finish(plan.number, plan.config, run_dir, seconds, verdict)
+        self._finish(plan.number, plan.config, run_dir, seconds, result)
 
     def _finish(
-        self, number: int, config: DictConfig | None, run_dir: str, seconds: float | None, verdict: JobResult
+        self, number: int, config: DictConfig | None, run_dir: str, seconds: float | None, result: JobResult
     ) -> None:
-        self._returns[number] = make_job_return(self._overrides[number], config, run_dir, verdict)
-        self._progress.ended(number, verdict, seconds)
+        self._returns[number] = make_job_return(self._overrides[number], config, run_dir, result)
+        self._progress.ended(number, result, seconds)
         if config is not None and seconds is not None:
             refresh_names(JobPaths(run_dir).folder)
-            outcome.end_job(self._sweep.context.callbacks, run_dir, config, self._returns[number])
+            end_job(self._context.hydra_context.callbacks, run_dir, config, self._returns[number])
 
 
 def _not_submitted(error: Exception) -> JobResult:
     if isinstance(error, LauncherError):
-        return results.failed_before_start(error)
-    return results.failed_before_start(StartError(f"The job could not be submitted: {type(error).__name__}: {error}"))
+        return failed_before_start(error)
+    return failed_before_start(StartError(f"The job could not be submitted: {type(error).__name__}: {error}"))
 
 
 _JOB_ID = "<job id>"
 
 
-def show_submission(
-    sweep: Sweep, footprint: DirSnapshot, job_overrides: list[list[str]], initial_job_idx: int
-) -> list[JobReturn]:
-    """Print what would be submitted of one batch of jobs, and take back what the sweeper has written.
+class DrySubmission:
+    """Show what would be submitted of a sweep, without submitting or leaving anything.
 
     Args:
-        sweep: What `prepare_sweep` returned.
-        footprint: What was there before.
-        job_overrides: One list of override strings a job.
-        initial_job_idx: Number of the first job.
+        context: The sweep.
+        cluster: What jobs ask of submitit.
+        planner: Plans them.
+        previous: What earlier runs of the sweep have done.
+        snapshot: What was there before the sweeper wrote.
+    """
 
-    Returns:
-        One JobReturn a job, in order: completed with None, or failed where the job could not be submitted.
+    def __init__(
+        self,
+        context: SweepContext,
+        cluster: Cluster,
+        planner: JobPlanner,
+        previous: PreviousRuns,
+        snapshot: DirSnapshot,
+    ) -> None:
+        self._context = context
+        self._cluster = cluster
+        self._planner = planner
+        self._previous = previous
+        self._snapshot = snapshot
+
+    def run_batch(self, overrides: Mapping[int, Sequence[str]]) -> list[JobReturn]:
+        """Print what would be submitted of one batch of jobs, and take back what the sweeper has written.
+
+        Returns:
+            One JobReturn a job, in order: completed with None, or failed if the job could not be submitted.
+
+        Raises:
+            SystemExit: with 0, if the sweeper would go on from values that there are not.
+        """
+        cluster = self._cluster
+        jobs, submitted, text = [], 0, ""
+        try:
+            for number, own in overrides.items():
+                job, is_submitted = self._show(number, own)
+                jobs.append(job)
+                submitted += is_submitted
+            if submitted and cluster.executor == "slurm":
+                text = submitit_api.sbatch_text(cluster, submitted)
+        finally:
+            self._snapshot.restore()
+        head = f"dry run: {pluralize(submitted, 'job')} for {cluster.executor}. Nothing is submitted."
+        lines = [shell_comment(head), *(line for job in jobs for line in job.lines)]
+        if text:
+            lines += [shell_comment("The file that submitit would hand to sbatch:"), *text.splitlines()]
+        print_dry_run(self._context, lines)
+        return [job.job_return for job in jobs]
+
+    def _show(self, number: int, overrides: Sequence[str]) -> tuple[ShownJob, bool]:
+        """Return what is shown of one job, and whether it would be submitted."""
+        try:
+            plan = self._planner.compose_and_plan(number, overrides)
+            decided = shown_decision(plan, self._previous)
+            if decided is not None:
+                return decided, False
+            name = f"job {number}: {override_line(overrides)}"
+            return shown_job(plan, [shell_comment(name), *self._job_lines(plan)]), True
+        except Exception as error:  # noqa: BLE001  (a config may raise anything; it is this job's failure alone)
+            return shown_failure(number, overrides, error), False
+
+    def _job_lines(self, plan: PlannedJob) -> list[str]:
+        where = f" on each of {pluralize(plan.nnodes, 'node')}" if plan.nnodes > 1 else ""
+        devices = f", {plan.size.devices_per_rank} devices each" if plan.size.devices_per_rank > 1 else ""
+        lines = [
+            f"  run directory: {plan.run_dir}",
+            f"  ranks: {plan.size.nproc}{where}{devices}",
+            f"  each of them runs, in {plan.cwd}: {shell_words(plan.argv)}",
+        ]
+        return [shell_comment(line.replace(JOB_ID_TOKEN, _JOB_ID)) for line in lines]
+
+
+class SubmittingRunner:
+    """Run the jobs of a sweep on a cluster.
+
+    Args:
+        context: The sweep.
+        cluster: What jobs ask of submitit.
+        executor: Submitit's executor.
+        state: Record of the sweep.
+        planner: Plans its jobs.
+        summary: What is shown at the end of the sweep.
+    """
+
+    def __init__(
+        self,
+        context: SweepContext,
+        cluster: Cluster,
+        executor: Any,
+        state: SweepState,
+        planner: JobPlanner,
+        summary: Summary,
+    ) -> None:
+        self._context = context
+        self._cluster = cluster
+        self._executor = executor
+        self._state = state
+        self._planner = planner
+        self._summary = summary
+        self._sources = watch_sources(context)
+        show_at_the_end(self, context, summary, state.recorder)
+
+    def run_batch(self, overrides: Mapping[int, Sequence[str]]) -> list[JobReturn]:
+        """Run jobs and return one JobReturn a job, in order, whatever failed.
+
+        Args:
+            overrides: Override strings of each job, by its number, in order.
+        """
+        make_sweep_dir(self._context.config)
+        cluster, recorder = self._cluster, self._state.recorder
+        at_once = cluster.max_parallel_jobs or cluster.queue.get("array_parallelism") or len(overrides)
+        progress = Progress(self._context, recorder, self._summary, overrides, min(int(at_once), len(overrides)))
+        submitter = JobSubmitter(self._context, cluster, self._executor, recorder, self._sources)
+        return SubmittedBatch(
+            self._context, cluster, overrides, self._planner, submitter, progress, self._state.previous
+        ).run()
+
+
+def open_submitted_sweep(
+    hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig, executor: str
+) -> Sweep:
+    """Check all that can be checked before a job is known, and choose how the jobs of a sweep are submitted.
+
+    Args:
+        hydra_context: Hydra's.
+        task_function: What a job calls.
+        config: The sweep's own config.
+        executor: Submitit's name of the cluster: `slurm` or `local`.
 
     Raises:
-        SystemExit: with 0, where the sweeper would go on from values that there are not.
+        LauncherError: for what the user can fix.
     """
-    cluster = sweep.cluster
-    assert cluster is not None
-    lines, returns, submitted, text = [], [], 0, ""
-    try:
-        for number, overrides in enumerate(job_overrides, start=initial_job_idx):
-            shown_lines, job_return, is_submitted = _show(sweep, number, overrides)
-            lines += shown_lines
-            returns.append(job_return)
-            submitted += is_submitted
-        if submitted and cluster.executor == "slurm":
-            text = submitit_api.sbatch_text(cluster, submitted)
-    finally:
-        footprint.restore()
-    head = f"dry run: {pluralize(submitted, 'job')} for {cluster.executor}. Nothing is submitted."
-    lines.insert(0, shell_comment(head))
-    if text:
-        lines += [shell_comment("The file that submitit would hand to sbatch:"), *text.splitlines()]
-    print_dry_run(sweep, lines)
-    return returns
+    settings, cluster = read_cluster(launcher_options(config), executor)
+    context = make_context(hydra_context, task_function, config, settings)
+    submissions = ClusterSubmissions(executor)
+    loader = hydra_context.config_loader
 
+    def planner(cache: ConfigCache, previous: PreviousRuns) -> JobPlanner:
+        return JobPlanner(context, cache, cluster, previous, JOB_ID_TOKEN, keep_configs=False)
 
-def _show(sweep: Sweep, number: int, overrides: list[str]) -> tuple[list[str], JobReturn, bool]:
-    """Return the lines about one job, its JobReturn, and whether it would be submitted."""
-    name = f"job {number}: {override_line(overrides)}"
-    try:
-        plan = compose_and_plan(sweep, number, overrides)
-        if sweep.earlier is not None:
-            decision = sweep.earlier.decide(plan.known, plan.config_yaml, plan.config_hash)
-            if decision.verdict is not None:
-                line = shell_comment(f"{name}: is not run: {decision.why}")
-                return [line], make_job_return(plan.overrides, plan.config, plan.run_dir, decision.verdict), False
-        lines = _job_lines(sweep, plan)
-    except Exception as error:  # noqa: BLE001  (a config may raise anything; it is this job's failure alone)
-        verdict = results.failed_before_start(error)
-        line = shell_comment(f"{name}: cannot start: {verdict.cause}")
-        return [line], make_job_return(overrides, None, "", verdict), False
-    verdict = results.JobResult(completed=True, value=None)
-    return [shell_comment(name), *lines], make_job_return(plan.overrides, plan.config, plan.run_dir, verdict), True
-
-
-def _job_lines(sweep: Sweep, plan: PlannedJob) -> list[str]:
-    start = describe_start(sweep, plan, plan.first_attempt, Allocation((), ReservedPort("", 0, None)), "")
-    where = f" on each of {pluralize(plan.nnodes, 'node')}" if plan.nnodes > 1 else ""
-    devices = f", {plan.size.devices_per_rank} devices each" if plan.size.devices_per_rank > 1 else ""
-    lines = [
-        f"  run directory: {plan.run_dir}",
-        f"  ranks: {plan.size.nproc}{where}{devices}",
-        f"  each of them runs, in {start.cwd}: {shell_words(start.argv)}",
-    ]
-    return [shell_comment(line.replace(JOB_ID_TOKEN, _JOB_ID)) for line in lines]
+    if settings.dry_run:
+        snapshot = take_snapshot(context)
+        previous = read_sweep_dir(context.paths, settings, submissions).previous
+        cache = ConfigCache(loader, snapshot.restore)
+        return Sweep(context, cache, DrySubmission(context, cluster, planner(cache, previous), previous, snapshot))
+    # What submitit refuses, it refuses for all jobs.
+    submitits = submitit_api.make_executor(cluster)
+    state = open_sweep_dir(context.paths, settings, submissions)
+    cache = ConfigCache(loader)
+    summary = make_summary(context, nnodes=1)
+    runner = SubmittingRunner(context, cluster, submitits, state, planner(cache, state.previous), summary)
+    return Sweep(context, cache, runner)

@@ -9,31 +9,45 @@ import math
 import os
 import re
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..common import processes
 from ..common.choices import OnConfigDifference, OnInterrupt
 from ..common.errors import JobFailedError, StartError
-from ..common.files import read_own_pickle
-from ..common.protocol import JOB_ID_TOKEN, GroupReport
+from ..common.files import JobPaths, read_own_pickle
+from ..common.processes import start_environment
+from ..common.protocol import JOB_ID_TOKEN, GroupReport, JobEnd, LaunchSpec
 from ..display.logs import LogTee, last_lines
 from ..display.tables import override_line
-from ..groups.rendezvous import JobEnd, JobFolder, StartFile
+from ..groups.rendezvous import JobFolder, StartFile
 from ..groups.running_job import config_difference
 from ..job import results
-from ..job.plan import Allocation, JobStart, PlannedJob, describe_start
+from ..job.plan import Allocation, PlannedJob, build_launch_spec
+from ..job.program import SourceWatch
 from ..job.results import JobResult
-from ..job.settings import Sweep
+from ..job.settings import SweepContext
+from ..launcher.resume import PreviousRuns
 from ..records.events import JobRecord, JobSubmitted, SweepRecord
+from ..records.journal import SweepRecorder
 from ..resources.port import ReservedPort
 from ..supervisor.heartbeat import refresh_names
 from . import submitit_api
 from .node_task import NodeTask, SubmittedJob
-from .submitit_api import Cluster
+from .submitit_api import (
+    Cluster,
+    find_job,
+    folder_of,
+    how_to_cancel,
+    outside_allocation,
+    still_there,
+    undisturbed,
+)
 
+# A cluster gives out devices and ports itself, on the nodes.
+NO_ALLOCATION = Allocation((), ReservedPort("", 0, None))
 _log = logging.getLogger(__name__)
 # Seconds for the file that tells of a job's end to become visible after the cluster says that the job has ended.
 _LATE_FILE_S = 15.0
@@ -56,7 +70,7 @@ class ClusterJob:
         plan: The job.
         folder: Where its nodes tell how it fares.
         handle: Submitit's job.
-        start: Its last start; None: it waits for its turn.
+        spec: Its last start; None: it waits for its turn.
         told_by: The file that told of that.
         tees: One a rank that is shown.
         state: The cluster's word for its state.
@@ -69,7 +83,7 @@ class ClusterJob:
     plan: PlannedJob
     folder: JobFolder
     handle: Any
-    start: JobStart | None = None
+    spec: LaunchSpec | None = None
     told_by: StartFile | None = None
     tees: list[LogTee] = field(default_factory=list)
     state: str = "UNKNOWN"
@@ -83,15 +97,15 @@ class ClusterJob:
         told = self.folder.find_last_start()
         if told is None or told == self.told_by:
             return False
-        start = told.read()
-        if start is None:
+        spec = told.read()
+        if spec is None:
             return False
         self.told_by = told
-        if self.start is not None and start.run_id == self.start.run_id:
+        if self.spec is not None and spec.run_id == self.spec.run_id:
             return False
-        self.start, self.began_at = start, self.began_at or time.time()
+        self.spec, self.began_at = spec, self.began_at or time.time()
         # It may depend on the id that it has there.
-        self.plan = replace(self.plan, frozen=replace(self.plan.frozen, run_dir=start.run_dir))
+        self.plan = replace(self.plan, frozen=replace(self.plan.frozen, run_dir=spec.run_dir))
         return True
 
     def take_state(self, state: str, now: float) -> bool:
@@ -137,22 +151,24 @@ class ClusterJob:
             end: What that one told.
             check_config: That option.
         """
-        if end.start is not None:
-            return self._judge(end.report, end.start, check_config)
-        if self.start is not None and self._all_completed(self.start):
-            return self._judge(_FINISHED, self.start, check_config)
+        if end.spec is not None:
+            return self._resolve(end.report, end.spec, check_config)
+        if self.spec is not None and self._all_completed(self.spec):
+            return self._resolve(_FINISHED, self.spec, check_config)
         return results.failed_before_start(JobFailedError(end.cause))
 
-    def _judge(self, report: GroupReport | None, start: JobStart, check_config: OnConfigDifference | None) -> JobResult:
-        difference = config_difference(start) if check_config is not None else None
+    def _resolve(
+        self, report: GroupReport | None, spec: LaunchSpec, check_config: OnConfigDifference | None
+    ) -> JobResult:
+        difference = config_difference(spec) if check_config is not None else None
         if difference:
             _log.warning("#%d : %s", self.plan.number, difference)
         if difference and check_config is OnConfigDifference.error:
             return results.failed_before_start(JobFailedError(f"{difference} (check_config=error)"))
-        return results.resolve_result_safely(report, start)
+        return results.resolve_result_safely(report, spec)
 
-    def _all_completed(self, start: JobStart) -> bool:
-        outcomes = results.read_outcomes(start)
+    def _all_completed(self, spec: LaunchSpec) -> bool:
+        outcomes = results.read_outcomes(spec)
         return bool(outcomes) and all(outcome is not None and outcome.completed for outcome in outcomes)
 
     def ended_from_outside(self, executor: str, check_config: OnConfigDifference | None) -> JobResult:
@@ -162,10 +178,10 @@ class ClusterJob:
             executor: Submitit's name of the cluster.
             check_config: That option.
         """
-        if self.start is not None and self._all_completed(self.start):
+        if self.spec is not None and self._all_completed(self.spec):
             # Only the way out was cut off.
-            return self._judge(_FINISHED, self.start, check_config)
-        if self.why and self.start is None:
+            return self._resolve(_FINISHED, self.spec, check_config)
+        if self.why and self.spec is None:
             self._fence(self.why)
             return results.skipped(self.why)
         name = {"slurm": "SLURM"}.get(executor, "submitit")
@@ -177,12 +193,12 @@ class ClusterJob:
         self._fence(lines[0])
         if advice := submitit_api.hint(self.state):
             lines.append(advice)
-        if self.start is not None:
-            lines.append(f"The log of each rank is in {self.start.paths.folder}.")
+        if self.spec is not None:
+            lines.append(f"The log of each rank is in {JobPaths(self.spec.run_dir).folder}.")
         return replace(results.failed_before_start(JobFailedError("\n".join(lines))), cause=lines[0].rstrip("."))
 
     def _fence(self, why: str) -> None:
-        """Should the cluster start it again all the same: nobody waits for it any more."""
+        """Mark the job as ended, so that a requeue exits immediately."""
         with contextlib.suppress(OSError):
             self.folder.publish_end(JobEnd(False, why))
 
@@ -325,82 +341,103 @@ def listed(handles: Iterable[Any]) -> str:
     return ", ".join(array if parts == [""] else f"{array}_[{','.join(parts)}]" for array, parts in arrays.items())
 
 
-def submit(sweep: Sweep, plans: Sequence[PlannedJob], folder: str) -> list[ClusterJob]:
-    """Submit jobs, several of them as one array, and return them in order.
+class JobSubmitter:
+    """Submit jobs, several of them as one array.
 
     Args:
-        sweep: The sweep.
-        plans: The jobs.
-        folder: In which each of them gets one where its nodes meet, absolute.
-
-    Raises:
-        Exception: whatever submitit, and what it calls, raise.
+        context: The sweep.
+        cluster: What jobs ask of submitit.
+        executor: Submitit's executor.
+        recorder: Records what is about to be submitted.
+        sources: The program's source files.
     """
-    assert sweep.cluster is not None
-    sweep.sources.check(sweep.settings.code_changed)
-    jobs = [_describe(sweep, plan, os.path.join(folder, str(plan.number))) for plan in plans]
-    for plan, job in zip(plans, jobs, strict=True):
-        os.makedirs(job.folder, exist_ok=True)
-        _note_intent(sweep, plan, job.folder)
-    try:
-        with submitit_api.outside_allocation(), submitit_api.undisturbed(sweep.cluster):
-            handles = sweep.executor.map_array(NodeTask(), jobs)
-    except BaseException:
-        # Some of them may be on the cluster all the same: they shall not run, as nobody knows of them.
-        for job in jobs:
+
+    def __init__(
+        self,
+        context: SweepContext,
+        cluster: Cluster,
+        executor: Any,
+        recorder: SweepRecorder,
+        sources: SourceWatch,
+    ) -> None:
+        self._context = context
+        self._cluster = cluster
+        self._executor = executor
+        self._recorder = recorder
+        self._sources = sources
+        # In which each job gets a directory where its nodes meet.
+        self._folder = os.path.join(context.paths.meetings, uuid.uuid4().hex[:12])
+
+    def submit(self, plans: Sequence[PlannedJob]) -> list[ClusterJob]:
+        """Submit jobs and return them in order.
+
+        Raises:
+            Exception: whatever submitit, and what it calls, raise.
+        """
+        self._sources.check(self._context.settings.code_changed)
+        jobs = [self._submitted_job(plan) for plan in plans]
+        for plan, job in zip(plans, jobs, strict=True):
+            os.makedirs(job.folder, exist_ok=True)
+            self._record_intent(plan, job.folder)
+        try:
+            with outside_allocation(), undisturbed(self._cluster):
+                handles = self._executor.map_array(NodeTask(), jobs)
+        except BaseException:
+            # Some of them may be on the cluster all the same. They must not run, as no sweep knows of them.
+            for job in jobs:
+                with contextlib.suppress(OSError):
+                    JobFolder(job.folder).publish_end(JobEnd(False, "its submission failed"))
+            raise
+        for handle in handles:
+            # The payload is in it.
             with contextlib.suppress(OSError):
-                JobFolder(job.folder).publish_end(JobEnd(False, "its submission failed"))
-        raise
-    for handle in handles:
-        # The payload is in it.
-        with contextlib.suppress(OSError):
-            os.chmod(handle.paths.submitted_pickle, 0o600)
-    together = zip(plans, jobs, handles, strict=True)
-    return [ClusterJob(plan, JobFolder(job.folder), handle) for plan, job, handle in together]
+                os.chmod(handle.paths.submitted_pickle, 0o600)
+        together = zip(plans, jobs, handles, strict=True)
+        return [ClusterJob(plan, JobFolder(job.folder), handle) for plan, job, handle in together]
+
+    def _record_intent(self, plan: PlannedJob, folder: str) -> None:
+        """Record what is about to be submitted, in case this process is killed before it has the id."""
+        planned_dir = "" if JOB_ID_TOKEN in plan.run_dir else plan.run_dir
+        facts = (folder, plan.config_hash, self._cluster.executor, planned_dir, folder_of(self._cluster))
+        self._recorder.record(JobSubmitted(time.time(), plan.number, "", *facts))
+
+    def _submitted_job(self, plan: PlannedJob) -> SubmittedJob:
+        settings = self._context.settings
+        at_start = start_environment() or {}
+        return SubmittedJob(
+            spec=build_launch_spec(plan, plan.first_attempt, NO_ALLOCATION, settings),
+            payload=plan.payload,
+            config_yaml=plan.config_yaml,
+            folder=os.path.join(self._folder, str(plan.number)),
+            first_attempt=plan.first_attempt.number,
+            master_addr=settings.master_addr,
+            master_port=settings.master_port,
+            omp_num_threads=settings.omp_num_threads,
+            seed=at_start.get("PL_GLOBAL_SEED"),
+        )
 
 
-def _note_intent(sweep: Sweep, plan: PlannedJob, folder: str) -> None:
-    """Note what is about to be submitted: a launching process that is killed before it has the id leaves the job."""
-    assert sweep.cluster is not None
-    planned_dir = "" if JOB_ID_TOKEN in plan.run_dir else plan.run_dir
-    facts = (folder, plan.config_hash, sweep.cluster.executor, planned_dir, submitit_api.folder_of(sweep.cluster))
-    sweep.ledger.note(JobSubmitted(time.time(), plan.number, "", *facts))
-
-
-def _describe(sweep: Sweep, plan: PlannedJob, folder: str) -> SubmittedJob:
-    settings = sweep.settings
-    at_start = processes.start_environment() or {}
-    return SubmittedJob(
-        start=describe_start(sweep, plan, plan.first_attempt, Allocation((), ReservedPort("", 0, None)), ""),
-        payload=plan.payload,
-        config_yaml=plan.config_yaml,
-        folder=folder,
-        first_attempt=plan.first_attempt.number,
-        master_addr=settings.master_addr,
-        master_port=settings.master_port,
-        omp_num_threads=settings.omp_num_threads,
-        seed=at_start.get("PL_GLOBAL_SEED"),
-    )
-
-
-def adopt(sweep: Sweep, plan: PlannedJob) -> ClusterJob | None:
+def adopt(cluster: Cluster, plan: PlannedJob, lost: Sequence[JobRecord]) -> ClusterJob | None:
     """Return a job that an earlier launching process has left on the cluster; None: it is not there.
+
+    Args:
+        cluster: What jobs ask of submitit.
+        plan: The job.
+        lost: Its earlier runs whose end was not recorded.
 
     Raises:
         StartError: when it is there with another config, or the cluster does not say.
     """
-    lost = [] if sweep.earlier is None else sweep.earlier.lost(plan.number, plan.overrides, sweep.task)
-    found = (_adopt_run(sweep, plan, run) for run in reversed(lost))
+    found = (_adopt_run(cluster, plan, run) for run in reversed(lost))
     return next((job for job in found if job is not None), None)
 
 
-def _adopt_run(sweep: Sweep, plan: PlannedJob, known: JobRecord) -> ClusterJob | None:
-    assert sweep.cluster is not None
-    state = submitit_api.still_there(known)
+def _adopt_run(cluster: Cluster, plan: PlannedJob, known: JobRecord) -> ClusterJob | None:
+    state = still_there(known)
     if state and known.config_hash != plan.config_hash:
         raise StartError(
             f"It is on the cluster with another config ({known.job_id}, {state}), and would share its run "
-            f"directory with that. {submitit_api.how_to_cancel(known)}, or wait for its end."
+            f"directory with that. {how_to_cancel(known)}, or wait for its end."
         )
     folder = JobFolder(known.folder)
     folder.refresh()
@@ -409,13 +446,45 @@ def _adopt_run(sweep: Sweep, plan: PlannedJob, known: JobRecord) -> ClusterJob |
         return None
     state = state or "has just ended"
     _log.info("\t#%d : is on the cluster already (%s, %s): waiting for it", plan.number, known.job_id, state)
-    return ClusterJob(plan, folder, submitit_api.find_job(sweep.cluster, known.job_id), began_at=known.began_at)
+    return ClusterJob(plan, folder, find_job(cluster, known.job_id), began_at=known.began_at)
 
 
-def name_left_out(sweep: Sweep) -> None:
+class ClusterSubmissions:
+    """Jobs of earlier runs that may still be on a cluster.
+
+    Args:
+        executor: Submitit's name of the cluster whose jobs a sweep can wait for; empty: it can wait for none.
+    """
+
+    def __init__(self, executor: str = "") -> None:
+        self.executor = executor
+
+    def find_orphans(self, record: SweepRecord, *, fence: bool) -> None:
+        """Put the ids of jobs into their records that were submitted, but not recorded as such.
+
+        Args:
+            record: What earlier runs of the sweep have recorded, which is changed.
+            fence: Have those that are not found end as soon as they begin.
+        """
+        find_orphans(record, fence=fence)
+
+    def state_of(self, job: JobRecord) -> str:
+        """Return the state of a job that has not ended; empty: it has.
+
+        Raises:
+            StartError: if the cluster does not tell.
+        """
+        return still_there(job)
+
+    def how_to_cancel(self, job: JobRecord) -> str:
+        """Return a sentence, without its end, on how to cancel a job."""
+        return how_to_cancel(job)
+
+
+def name_left_out(previous: PreviousRuns) -> None:
     """Say which jobs of earlier runs are still on the cluster although this run has not asked for them."""
-    for record in [] if sweep.earlier is None else sweep.earlier.left_out():
-        if state := submitit_api.still_there(record):
+    for record in previous.left_out():
+        if state := still_there(record):
             _log.warning(
                 "Job %d of an earlier run (%s) is still on the cluster (%s, %s). This run has no such job, and does "
                 "not wait for it. %s, if it is not wanted any more",
@@ -423,7 +492,7 @@ def name_left_out(sweep: Sweep) -> None:
                 override_line(record.overrides),
                 record.job_id,
                 state,
-                submitit_api.how_to_cancel(record),
+                how_to_cancel(record),
             )
 
 
@@ -456,7 +525,7 @@ def find_orphans(record: SweepRecord, *, fence: bool) -> None:
             return replace(job, folder="")
         job_id, found = submitted[_place(job.folder)]
         _log.info("Job %d of an earlier run was submitted as %s, which nobody had noted", job.number, job_id)
-        return replace(job, job_id=job_id, planned_dir=found.start.run_dir.replace(JOB_ID_TOKEN, job_id))
+        return replace(job, job_id=job_id, planned_dir=found.spec.run_dir.replace(JOB_ID_TOKEN, job_id))
 
     record.past = [settled(job) for job in record.past]
     record.jobs = {number: settled(job) for number, job in record.jobs.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import signal
@@ -10,14 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..common import files, processes, signals
 from ..common.errors import JobFailedError, LauncherError, StartError
-from ..common.protocol import JOB_ID_TOKEN, GroupReport, Payload, StopReason
+from ..common.files import dump
+from ..common.processes import usable_cores
+from ..common.protocol import JOB_ID_TOKEN, GroupReport, JobEnd, LaunchSpec, Payload, StopReason
+from ..common.signals import STOP_SIGNALS
 from ..common.text import pluralize
 from ..groups.node_runner import NodeRunner
-from ..groups.rendezvous import JobEnd, JobFolder, NodeRendezvous
-from ..job import environment as environment_module
-from ..job.plan import Allocation, Attempt, JobStart, write_facts
+from ..groups.rendezvous import JobFolder, NodeRendezvous, Rendezvous
+from ..job.environment import scrub, with_omp_threads
+from ..job.plan import Allocation, Attempt, build_group_spec, write_job_files
 from ..job.results import has_completed, read_outcomes
 from ..resources.port import ReservedPort, check_other_node, reserve_port, reserve_port_for_nodes
 from . import submitit_api
@@ -66,7 +69,7 @@ class NodeTask:
         _log_to_stderr()
         environment = submitit.JobEnvironment()
         hosts = list(environment.hostnames)
-        nnodes = job.start.group.nnodes
+        nnodes = job.spec.nnodes
         if nnodes > 1 and (len(hosts) != nnodes or environment.num_nodes != nnodes):
             raise StartError(
                 f"This job is for {pluralize(nnodes, 'node')}, but the cluster names {len(hosts)} ({', '.join(hosts)}; "
@@ -80,7 +83,7 @@ class NodeTask:
             # Nobody waits for this run of it, and another one may have its run directory by now.
             _log.info("The job is over already: %s. It is not run again", end.cause or "it completed")
             return _as_told(end)
-        return _NodeRun(job.settled(environment.job_id), environment, hosts, generation).run()
+        return _NodeRun(job.with_job_id(environment.job_id), environment, hosts, generation).run()
 
     def checkpoint(self, job: SubmittedJob) -> Any:
         """Return what submitit is to run when it queues the job again."""
@@ -115,18 +118,18 @@ class _NodeRun:
         self._folder = JobFolder(job.folder)
         self._preempted_by = int(environment._usr_sig())
         self._aftermath_s = _AFTERMATH_S if environment.name() == "slurm" else _AFTERMATH_LOCAL_S
-        number, nnodes = environment.node, job.start.group.nnodes
-        gathering = None
+        number, nnodes = environment.node, job.spec.nnodes
+        rendezvous = Rendezvous()
         if nnodes > 1:
             parts = os.path.join(job.folder, f"parts_{generation}")
-            gathering = NodeRendezvous(parts, number, nnodes, _ARRIVE_S)
-        self._node = NodeRunner(number, gathering, self._preempted_by, os.getppid())
+            rendezvous = NodeRendezvous(parts, number, nnodes, _ARRIVE_S)
+        self._node = NodeRunner(number, rendezvous, self._preempted_by, os.getppid())
         at_start = {} if job.seed is None else {"PL_GLOBAL_SEED": job.seed}
-        self._base = environment_module.with_omp_threads(
-            environment_module.scrub(os.environ, at_start),
+        self._base = with_omp_threads(
+            scrub(os.environ, at_start),
             job.omp_num_threads,
-            processes.usable_cores(),
-            job.start.group.nproc,
+            usable_cores(),
+            job.spec.nproc,
         )
 
     def run(self) -> str:
@@ -155,17 +158,19 @@ class _NodeRun:
         nth = 0
         while True:
             port = self._reserve_port()
-            start = self._write_start(attempt, port)
-            self._folder.publish_start(f"{self._generation}.{nth}", start)
-            running = self._node.run_group(start, self._base, Allocation((), port), attempt)
-            outcomes = read_outcomes(start)
+            spec = self._launch_spec(attempt, port)
+            group = build_group_spec(spec, self._base)
+            write_job_files(spec, group, job.payload, job.config_yaml)
+            self._folder.publish_start(f"{self._generation}.{nth}", spec)
+            running = self._node.run_group(spec, group, Allocation((), port), attempt)
+            outcomes = read_outcomes(spec)
             completed = running.report is not None and has_completed(running.report, outcomes)
             orphaned = self._node.orphaned
             if not completed and not orphaned and (self._node.stopping or self._is_being_stopped(running.report)):
                 return None
             again = None if orphaned else running.next_attempt(completed, own_port=job.master_port is None)
             if again is None:
-                return JobEnd(completed, "" if completed else "see the logs of its ranks", start, running.report)
+                return JobEnd(completed, "" if completed else "see the logs of its ranks", spec, running.report)
             _log.info("%s", again.why)
             attempt, nth = again, nth + 1
 
@@ -191,55 +196,55 @@ class _NodeRun:
         if report is None:
             return False
         by_signal = report.reason in (StopReason.SIGNALLED, StopReason.PREEMPTED)
-        fatal = [-number for number in (*signals.STOP_SIGNALS, self._preempted_by)]
+        fatal = [-number for number in (*STOP_SIGNALS, self._preempted_by)]
         by_signal |= any(ended.code in fatal and not ended.stopped for ended in report.exits)
         return by_signal and self._node.is_stopped_within(_SKEW_S)
 
     def _reserve_port(self) -> ReservedPort:
         job = self._job
-        if job.start.group.nnodes == 1:
+        if job.spec.nnodes == 1:
             return reserve_port(job.master_addr, job.master_port)
         return reserve_port_for_nodes(job.master_addr or self._hosts[0], job.master_port)
 
-    def _write_start(self, attempt: Attempt, port: ReservedPort) -> JobStart:
+    def _launch_spec(self, attempt: Attempt, port: ReservedPort) -> LaunchSpec:
+        """Return a start of the job: what was submitted, and what only its first node knows."""
         job = self._job
-        files.make_job_folder(job.start.paths)
-        run_id = f"{job.start.group.run_id}-{self._generation}-{attempt.number}"
-        group = replace(
-            job.start.group,
-            master_addr=port.address,
-            master_port=port.number,
+        run_id = f"{job.spec.run_id}-{self._generation}-{attempt.number}"
+        return replace(
+            job.spec,
             run_id=run_id,
             attempt=attempt.number,
             restart_count=attempt.restarts,
-            payload_digest=files.write_payload(job.start.paths, job.payload),
+            master_addr=port.address,
+            master_port=port.number,
+            payload_digest=hashlib.sha256(dump(job.payload)).hexdigest(),
+            rank_options=replace(job.spec.rank_options, ignored_signals=(self._preempted_by,)),
+            rendezvous_dir=os.path.join(job.folder, run_id) if job.spec.nnodes > 1 else "",
+            hosts=self._hosts,
         )
-        meeting = os.path.join(job.folder, run_id) if group.nnodes > 1 else ""
-        start = replace(job.start, group=group, meeting=meeting, ignored=(self._preempted_by,), hosts=self._hosts)
-        write_facts(start, self._base, job.config_yaml)
-        return start
 
     def _follow(self) -> JobEnd | None:
         """Run this node's group of each start; return how the job ended, or None: it was stopped from outside."""
         nth = 0
         while True:
-            found: Mapping[str, JobStart] = {}
+            found: Mapping[str, LaunchSpec] = {}
 
             def is_told(key: str = f"{self._generation}.{nth}") -> bool:
                 nonlocal found
                 self._folder.refresh()
-                start = self._folder.read_start(key)
-                found = {} if start is None else {key: start}
-                return start is not None or self._folder.read_end() is not None
+                spec = self._folder.read_start(key)
+                found = {} if spec is None else {key: spec}
+                return spec is not None or self._folder.read_end() is not None
 
             if not self._node.wait_until(is_told):
                 return None
             if not found:
                 return self._folder.read_end()
-            (start,) = found.values()
-            check_other_node(start.group.master_addr, self._hosts[0])
-            port = ReservedPort(start.group.master_addr, start.group.master_port, None)
-            self._node.run_group(start, self._base, Allocation((), port), Attempt())
+            (spec,) = found.values()
+            check_other_node(spec.master_addr, self._hosts[0])
+            port = ReservedPort(spec.master_addr, spec.master_port, None)
+            group = build_group_spec(spec, self._base, self._node.number)
+            self._node.run_group(spec, group, Allocation((), port), Attempt())
             nth += 1
 
     def _give_back(self) -> None:
@@ -275,7 +280,7 @@ class _NodeRun:
         if refused and self._folder.read_end() is None:
             advice = "Where the cluster does not requeue by default: +hydra.launcher.additional_parameters.requeue=true"
             self._folder.publish_end(JobEnd(False, f"it could not be queued again: {refused}. {advice}"))
-        raise SystemExit(128 + (self._node.stopped_by or self._preempted_by))
+        raise SystemExit(128 + (self._node.shutdown.stopped_by or self._preempted_by))
 
     def _waits(self, until: float) -> bool:
         return time.monotonic() < until and not self._node.orphaned and self._folder.read_end() is None
@@ -305,10 +310,10 @@ class _NodeRun:
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """A job as it is submitted. Where its id on the cluster belongs, JOB_ID_TOKEN stands.
+    """A job on its way to a cluster: all that its nodes need. JOB_ID_TOKEN stands for its id there.
 
     Attributes:
-        start: Its start, but for what the first node decides.
+        spec: Its start, but for what the first node decides.
         payload: What its ranks will read.
         config_yaml: Its own config, not resolved.
         folder: Where its nodes and the launching process meet, absolute.
@@ -319,7 +324,7 @@ class SubmittedJob:
         seed: PL_GLOBAL_SEED of the environment in which the launching process was started; None: there was none.
     """
 
-    start: JobStart
+    spec: LaunchSpec
     payload: Payload
     config_yaml: str
     folder: str
@@ -329,26 +334,18 @@ class SubmittedJob:
     omp_num_threads: int | None
     seed: str | None
 
-    def settled(self, job_id: str) -> SubmittedJob:
-        """Return the job with its id.
+    def with_job_id(self, job_id: str) -> SubmittedJob:
+        """Return the job with its id on the cluster."""
 
-        Args:
-            job_id: On the cluster.
-        """
-
-        def settle(text: str) -> str:
+        def put_id(text: str) -> str:
             return text.replace(JOB_ID_TOKEN, job_id)
 
-        start = self.start
-        group = replace(start.group, folder=settle(start.group.folder), sweep_dir=settle(start.group.sweep_dir))
-        return replace(
-            self,
-            start=replace(
-                start,
-                run_dir=settle(start.run_dir),
-                argv=tuple(map(settle, start.argv)),
-                env_set={name: settle(value) for name, value in start.env_set.items()},
-                group=group,
-            ),
-            payload=replace(self.payload, run_dir=settle(self.payload.run_dir), job_id=job_id),
+        spec = replace(
+            self.spec,
+            run_dir=put_id(self.spec.run_dir),
+            sweep_dir=put_id(self.spec.sweep_dir),
+            argv=tuple(map(put_id, self.spec.argv)),
+            env_set={name: put_id(value) for name, value in self.spec.env_set.items()},
         )
+        payload = replace(self.payload, run_dir=put_id(self.payload.run_dir), job_id=job_id)
+        return replace(self, spec=spec, payload=payload)

@@ -236,7 +236,7 @@ class _Queue:
 _QUEUE = _Queue()
 
 
-def bury(job: Any) -> None:
+def reap_controller(job: Any) -> None:
     """Wait for submitit's own process of a local job that is over, else it would outlive the job as a zombie."""
     if type(job).__name__ == "LocalJob" and job._process is not None:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -31,8 +31,8 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from ..common import processes
-from ..common import processes as processes_module
-from ..common.protocol import ForkServerSpec, GroupSpec
+from ..common.processes import set_up_rank
+from ..common.protocol import ForkServerSpec, RankOptions, RankSpec
 from ..common.signals import send_signal
 from . import import_checks, spawner
 from .import_checks import open_descriptors
@@ -76,13 +76,13 @@ def main(descriptor: int, launcher: int, output: int, errors: int) -> None:
             _start_over(spec, left, environment, (descriptor, launcher, output, errors))
     earlier = {name: value for name, value in environment.items() if name != SPEC_VARIABLE}
     state = FreshState.look(earlier, but=own)
-    start = _serve(descriptor, launcher, errors)
-    become_rank(start, state, output)
+    rank = _serve(descriptor, launcher, errors)
+    become_rank(rank, state, output)
     end.shared = frozenset(sys.modules)
-    run_main(start.program, end.note)
+    run_main(rank.program, end.note)
 
 
-def _serve(descriptor: int, launcher: int, errors: int) -> RankStart:
+def _serve(descriptor: int, launcher: int, errors: int) -> ForkedRank:
     """Be a spawner; return in a forked rank alone."""
     main = sys.modules["__main__"]
     gc.collect()
@@ -97,7 +97,7 @@ def _serve(descriptor: int, launcher: int, errors: int) -> RankStart:
         with socket.socket(fileno=descriptor) as sock:
             spawner.serve(sock, launcher, fork_rank)
     except RankBegins as begins:
-        return begins.start
+        return begins.rank
     except BaseException:  # noqa: BLE001  (nothing of the modules' shall run at its end)
         sys.excepthook(*sys.exc_info())
         os._exit(1)
@@ -151,63 +151,52 @@ _KEY_BYTES = 32
 
 
 @dataclass(frozen=True)
-class RankStart:
-    """What a forked rank is to become.
+class ForkedRank:
+    """What a fork is to become.
 
     Attributes:
-        argv: Its command: interpreter, flags, and the program.
-        program_at: Place in it at which the program begins.
-        environment: All its variables.
+        spec: The rank; `program_at` is set.
         log: Descriptor of its log.
         keeper: Pid of its keeper.
-        inherited: What it inherits.
     """
 
-    argv: tuple[str, ...]
-    program_at: int
-    environment: Mapping[str, str]
+    spec: RankSpec
     log: int
     keeper: int
-    inherited: processes_module.Inherited
 
     @property
     def program(self) -> list[str]:
         """The program and its arguments."""
-        return list(self.argv[self.program_at :])
+        return list(self.spec.argv[self.spec.program_at :])
 
 
 class RankBegins(RankForked):
     """Raised in a rank that is to become a program.
 
     Attributes:
-        start: What the rank is to become.
+        rank: What the fork is to become.
     """
 
-    def __init__(self, start: RankStart) -> None:
+    def __init__(self, rank: ForkedRank) -> None:
         super().__init__()
-        self.start = start
+        self.rank = rank
 
 
-def fork_rank(
-    spec: GroupSpec, environment: Mapping[str, str], log_file: str, inherited: processes_module.Inherited
-) -> int:
-    """Start one rank as a fork of this process, and return its pid: as `_process.start_rank`, but for the exec.
+def fork_rank(spec: RankSpec) -> int:
+    """Start one rank as a fork of this process, and return its pid: as `processes.start_rank`, but for the exec.
 
     Args:
-        spec: Its group; `program_at` is set.
-        environment: All its variables.
-        log_file: Is appended to.
-        inherited: What it inherits besides; no terminal.
+        spec: The rank; `program_at` is set, and it has no terminal.
 
     Raises:
         OSError: when the log cannot be opened, no process can be made, or `cwd` cannot be used.
         RankBegins: in the rank.
     """
-    assert spec.program_at is not None and not inherited.terminal
+    assert spec.program_at is not None and not spec.terminal
     # It says what is wrong with it, and in the keeper it does no harm.
     os.chdir(spec.cwd)
-    log = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    start = RankStart(spec.argv, spec.program_at, environment, log, os.getpid(), inherited)
+    log = os.open(spec.log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    rank = ForkedRank(spec, log, os.getpid())
     # One that is sent to the rank must not find the handlers of the keeper.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = -1
@@ -218,7 +207,7 @@ def fork_rank(
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(log)
     if pid == 0:
-        raise RankBegins(start)
+        raise RankBegins(rank)
     return pid
 
 
@@ -255,31 +244,31 @@ class FreshState:
         return cls(frozenset(open_descriptors()) - but, handlers, signal_actions(), mask, changed)
 
 
-def become_rank(start: RankStart, state: FreshState, imports_said: int) -> None:
+def become_rank(rank: ForkedRank, state: FreshState, imports_said: int) -> None:
     """Make this process, a fork, what a new one would be.
 
     Args:
-        start: What it is to become.
+        rank: What it is to become.
         state: What the preloader was like before it served.
         imports_said: Descriptor of the file with what the imports have printed.
     """
-    processes_module.signal_at_parents_end(start.keeper, signal.SIGKILL)
+    processes.signal_at_parents_end(rank.keeper, signal.SIGKILL)
     os.setsid()
-    _redirect_to_log(start.log, imports_said)
-    _close_all_but({0, 1, 2, *state.descriptors, *start.inherited.held})
-    for held in start.inherited.held:
+    _redirect_to_log(rank.log, imports_said)
+    _close_all_but({0, 1, 2, *state.descriptors, *rank.spec.held})
+    for held in rank.spec.held:
         os.set_inheritable(held, True)
-    variables = {**start.environment, **state.variables}
+    variables = {**rank.spec.environment, **state.variables}
     _set_environment({name: value for name, value in variables.items() if value is not None})
-    processes_module.forked_with(start.environment)
-    sys.orig_argv[:] = start.argv
+    processes.forked_with(rank.spec.environment)
+    sys.orig_argv[:] = rank.spec.argv
     _forget_missing_folders()
-    processes_module.name_process(os.path.basename(start.argv[0])[:15])
-    show_command(start.argv, start.environment)
+    processes.name_process(os.path.basename(rank.spec.argv[0])[:15])
+    show_command(rank.spec.argv, rank.spec.environment)
     _begin_anew()
     _draw_new_randomness()
     set_thread_counts(os.environ)
-    _reset_signals(state, start.inherited.ignored)
+    _reset_signals(state, rank.spec.options)
 
 
 def _redirect_to_log(log: int, imports_said: int) -> None:
@@ -326,24 +315,25 @@ def _begin_anew() -> None:
 
 def _draw_new_randomness() -> None:
     """Let this process have random states of its own; Python's `random` sees to itself."""
-    torch, numpy, processes = (sys.modules.get(name) for name in ("torch", "numpy.random", "multiprocessing.process"))
+    torch, numpy, multiprocessing = (
+        sys.modules.get(name) for name in ("torch", "numpy.random", "multiprocessing.process")
+    )
     if torch is not None:
         # Not `torch.seed()`: it would leave the same seed for every CUDA device.
         torch.default_generator.seed()
     if numpy is not None:
         numpy.seed()
-    if processes is not None:
-        processes.current_process().authkey = os.urandom(_KEY_BYTES)
+    if multiprocessing is not None:
+        multiprocessing.current_process().authkey = os.urandom(_KEY_BYTES)
 
 
-def _reset_signals(state: FreshState, ignored: tuple[int, ...]) -> None:
+def _reset_signals(state: FreshState, options: RankOptions) -> None:
     for number, handler in state.handlers.items():
         if handler is not None and signal.getsignal(number) != handler:
             with contextlib.suppress(OSError, ValueError):
                 signal.signal(number, handler)
     restore_signal_actions(state.actions)
-    for number in ignored:
-        signal.signal(number, signal.SIG_IGN)
+    set_up_rank(options)
     signal.pthread_sigmask(signal.SIG_SETMASK, state.mask)
 
 

@@ -267,7 +267,7 @@ class NodeFile:
         os.close(self._file)
 
 
-def tell_for_keeper(meeting: RendezvousDir, host: str, report: GroupReport) -> None:
+def report_for_keeper(meeting: RendezvousDir, host: str, report: GroupReport) -> None:
     """Tell in the place of a keeper that cannot, such as one that was killed, that its group has failed and ended.
 
     Args:

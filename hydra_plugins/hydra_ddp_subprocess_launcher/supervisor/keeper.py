@@ -11,11 +11,22 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..common import processes, signals
-from ..common.protocol import Channel, Forward, GroupReport, GroupSpec, Note, Preempt, RendezvousDir, Started, Stop
+from ..common.protocol import (
+    Channel,
+    Forward,
+    GroupReport,
+    GroupSpec,
+    Note,
+    Preempt,
+    RankSpec,
+    RendezvousDir,
+    Started,
+    Stop,
+)
 from .heartbeat import Peers
 from .stop_policy import Action, StopPolicy
 
@@ -41,13 +52,13 @@ class RankForked(BaseException):
     """
 
 
-# Starts one rank, with all its variables, its log file and what it inherits, and returns its pid.
-StartRank = Callable[[GroupSpec, Mapping[str, str], str, processes.Inherited], int]
+# Starts one rank and returns its pid.
+StartRank = Callable[[RankSpec], int]
 
 
-def exec_rank(spec: GroupSpec, environment: Mapping[str, str], log_file: str, inherited: processes.Inherited) -> int:
+def exec_rank(spec: RankSpec) -> int:
     """Start one rank as a program of its own."""
-    process = processes.start_rank(spec.argv, spec.cwd, environment, log_file, inherited)
+    process = processes.start_rank(spec)
     # Children are reaped all together; without a return code Popen would wait for this one, too.
     process.returncode = 0
     return process.pid
@@ -118,8 +129,8 @@ class _Group:
         self._began_at = time.time()
         self._unstored = set(spec.ranks)
         self._company = None
-        if spec.meeting is not None:
-            self._company = RemoteGroups(spec.meeting, self._rules, self._hear, lambda line: self._tell(Note(line)))
+        if spec.rendezvous is not None:
+            self._company = RemoteGroups(spec.rendezvous, self._rules, self._hear, lambda line: self._tell(Note(line)))
         self._hurried = False
         self._preempted = False
         self._heard_at: dict[int, float] = {}
@@ -188,11 +199,9 @@ class _Group:
 
     def _start_ranks(self, start_rank: StartRank) -> None:
         spec = self._spec
-        for rank, own, log_file in zip(spec.ranks, spec.rank_environments, spec.log_files, strict=True):
-            environment = {**spec.environment, **own}
-            inherited = processes.Inherited(self._held, self._terminal if rank == 0 else (), spec.ignored)
+        for rank in spec.ranks:
             try:
-                pid = start_rank(spec, environment, log_file, inherited)
+                pid = start_rank(spec.rank(rank, self._held, self._terminal if rank == 0 else ()))
             except OSError as error:
                 self._rules.start_failed(rank, f"{error.strerror}: {error.filename or spec.argv[0]}", time.monotonic())
                 break
@@ -227,7 +236,7 @@ class _Group:
                 if number in signals.STOP_SIGNALS:
                     self._look_for_outcomes()
                     self._rules.signalled(signal.Signals(number).name, time.monotonic())
-                elif number in self._spec.ignored:
+                elif number in self._spec.rank_options.ignored_signals:
                     self._preempt(number, sent=True)
                 else:
                     self._heard_at[number] = time.monotonic()
