@@ -130,10 +130,10 @@ def _says_multirun(path: str | None) -> bool:
 class DDPRankSweeper(Sweeper):
     """Run the one job that the launching process froze for this rank, then end the process."""
 
-    def __init__(self, run_dir: str, overrides: str | None, **recipe: str | None) -> None:
+    def __init__(self, run_dir: str, overrides: str | None, **compose_args: str | None) -> None:
         self._run_dir = run_dir
         self._overrides = overrides
-        self._recipe = recipe
+        self._compose_args = compose_args
         self._hydra_context: HydraContext | None = None
         self._task_function: TaskFunction | None = None
 
@@ -151,7 +151,9 @@ class DDPRankSweeper(Sweeper):
         from .job import rank
 
         assert self._hydra_context is not None and self._task_function is not None
-        rank.run_program_rank(self._run_dir, self._overrides, self._recipe, self._task_function, self._hydra_context)
+        rank.run_program_rank(
+            self._run_dir, self._overrides, self._compose_args, self._task_function, self._hydra_context
+        )
 
 
 class DDPRankCommand(SearchPathPlugin):

@@ -193,9 +193,9 @@ def _timeline(arguments: argparse.Namespace) -> None:
     from .show import draw_timeline, make_timeline
 
     paths = _chosen(arguments)
-    sight = SweepReader(paths).look()
+    snapshot = SweepReader(paths).look()
     output = arguments.output or paths.timeline
-    draw_timeline(make_timeline(sight.events, None if sight.live else _last_sign(sight), time.time()), output)
+    draw_timeline(make_timeline(snapshot.events, None if snapshot.live else _last_sign(snapshot), time.time()), output)
     sys.stdout.write(f"{output}\n")
 
 
@@ -232,10 +232,10 @@ def _results(arguments: argparse.Namespace) -> None:
         sys.stdout.write(text_table([header[place] for place in chosen], cells, right=("job", "duration_s")) + "\n")
 
 
-def _last_sign(sight: SweepSnapshot) -> float:
+def _last_sign(snapshot: SweepSnapshot) -> float:
     """Return when something of a sweep that is over was last written, Unix time in seconds."""
-    logs = [JobPaths(job.run_dir).log(0) for job in sight.record.jobs.values() if job.run_dir]
-    written = [os.stat(path).st_mtime for path in [sight.paths.journal, *logs] if os.path.exists(path)]
+    logs = [JobPaths(job.run_dir).log(0) for job in snapshot.record.jobs.values() if job.run_dir]
+    written = [os.stat(path).st_mtime for path in [snapshot.paths.journal, *logs] if os.path.exists(path)]
     return max(written, default=0.0)
 
 
@@ -280,24 +280,26 @@ def stop_sweep(watch: SweepReader, say: Callable[[str], object], *, now: bool) -
     Raises:
         CommandError: when there is nothing to stop, or that cannot be done from here.
     """
-    sight = watch.look()
-    holder = _reachable(sight)
-    stopping = bool(sight.record.stopped_by)
+    snapshot = watch.look()
+    holder = _reachable(snapshot)
+    stopping = bool(snapshot.record.stopped_by)
     if stopping and not now:
-        say(f"It is being stopped already, after {sight.record.stopped_by}. `hydra-ddp stop --now` kills its jobs.\n")
+        say(
+            f"It is being stopped already, after {snapshot.record.stopped_by}. `hydra-ddp stop --now` kills its jobs.\n"
+        )
         return
-    say(_what_happens(sight, now=now))
+    say(_what_happens(snapshot, now=now))
     if not stopping:
         _send(holder)
     if now and _waits_for_more(watch, holder):
         _send(holder)
 
 
-def _reachable(sight: SweepSnapshot) -> LockOwner:
+def _reachable(snapshot: SweepSnapshot) -> LockOwner:
     """Return the launching process of a live sweep, if it can have a signal from here."""
-    holder, where = sight.holder, sight.paths.sweep_dir
-    if holder is None or not sight.live:
-        raise CommandError(f"No sweep runs in {where}, so there is nothing to stop. {in_words(sight)}")
+    holder, where = snapshot.holder, snapshot.paths.sweep_dir
+    if holder is None or not snapshot.live:
+        raise CommandError(f"No sweep runs in {where}, so there is nothing to stop. {in_words(snapshot)}")
     if not holder.here:
         line = quoting.shell_words(["ssh", holder.host, "hydra-ddp", "stop", "-d", where])
         raise CommandError(f"The sweep runs on another host. Stop it there:\n{line}")
@@ -314,8 +316,8 @@ def _is_same(holder: LockOwner) -> bool:
     return holder.start == processes.process_start(holder.pid) and processes.is_running(holder.pid)
 
 
-def _what_happens(sight: SweepSnapshot, *, now: bool) -> str:
-    holder, record = sight.holder, sight.record
+def _what_happens(snapshot: SweepSnapshot, *, now: bool) -> str:
+    holder, record = snapshot.holder, snapshot.record
     assert holder is not None
     running = len(record.in_state(JobState.RUNNING, JobState.PAUSED))
     jobs = "no job runs" if not running else pluralize(running, "running job")
@@ -493,11 +495,11 @@ def follow_logs(watch: SweepReader, number: int, rank: int | None, out: BinaryIO
     """
     tails: list[Tail] = []
     while True:
-        sight = watch.look()
-        job = sight.job(number)
+        snapshot = watch.look()
+        job = snapshot.job(number)
         over = job.state not in (JobState.WAITING, JobState.PENDING, JobState.RUNNING, JobState.PAUSED)
         if over or job.run_dir:
-            paths = JobPaths(sight.started_job(number).run_dir)
+            paths = JobPaths(snapshot.started_job(number).run_dir)
             ranks = chosen_ranks(job, rank)
             tails = tails or [Tail(paths.log(one), _prefix(job, one, alone=rank is not None)) for one in ranks]
         for tail in tails:

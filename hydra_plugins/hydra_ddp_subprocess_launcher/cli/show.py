@@ -38,27 +38,27 @@ _PAGE = (120, 10_000)
 _PICTURE = (110, 40)
 
 
-def status(sight: SweepSnapshot, out: TextIO) -> str:
+def status(snapshot: SweepSnapshot, out: TextIO) -> str:
     """Return the state of a sweep in words, its board, and the table of its jobs when it is over.
 
     Args:
         sight: The sweep.
         out: For which terminal, if it is one.
     """
-    lines = [in_words(sight), *_board_lines(sight, out)]
-    if not sight.live and sight.record.jobs:
-        lines += ["", results_table(list(sight.record.jobs.values()))]
+    lines = [in_words(snapshot), *_board_lines(snapshot, out)]
+    if not snapshot.live and snapshot.record.jobs:
+        lines += ["", results_table(list(snapshot.record.jobs.values()))]
     return "".join(f"{line}\n" for line in lines)
 
 
-def _board_lines(sight: SweepSnapshot, out: TextIO) -> list[str]:
+def _board_lines(snapshot: SweepSnapshot, out: TextIO) -> list[str]:
     now = time.time()
     if out.isatty():
-        return draw_board(sight.record, now, (shutil.get_terminal_size().columns, _PAGE[1]), out.encoding or "utf-8")
+        return draw_board(snapshot.record, now, (shutil.get_terminal_size().columns, _PAGE[1]), out.encoding or "utf-8")
     page = io.StringIO()
     width = shutil.get_terminal_size(_PAGE).columns
     console = Console(file=page, width=width, color_system=None, legacy_windows=False, highlight=False)
-    console.print(board(sight.record, now, (width, _PAGE[1]), last_line_of_rank_0, ascii_only=not _is_unicode(out)))
+    console.print(board(snapshot.record, now, (width, _PAGE[1]), last_line_of_rank_0, ascii_only=not _is_unicode(out)))
     return [line.rstrip() for line in page.getvalue().splitlines()]
 
 
@@ -74,23 +74,23 @@ def watch_status(watch: SweepReader, out: TextIO) -> None:
         out: Where.
     """
     at_terminal = out.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-    sight = (_repaint if at_terminal else _print_changes)(watch, out)
-    out.write(status(sight, out))
+    snapshot = (_repaint if at_terminal else _print_changes)(watch, out)
+    out.write(status(snapshot, out))
 
 
 def _repaint(watch: SweepReader, out: TextIO) -> SweepSnapshot:
     painted = Board(out)
     with _continued(painted.forget):
         try:
-            while (sight := watch.look()).live:
+            while (snapshot := watch.look()).live:
                 columns, lines = painted.size
                 # Of the lines one is for the words above the board.
-                shown = draw_board(sight.record, time.time(), (columns, max(1, lines - 1)), painted.encoding)
-                painted.paint([shortened(in_words(sight), columns - 1), *shown])
+                shown = draw_board(snapshot.record, time.time(), (columns, max(1, lines - 1)), painted.encoding)
+                painted.paint([shortened(in_words(snapshot), columns - 1), *shown])
                 time.sleep(_INTERVAL_S)
         finally:
             painted.take_away()
-    return sight
+    return snapshot
 
 
 @contextlib.contextmanager
@@ -105,19 +105,19 @@ def _continued(act: Callable[[], None]) -> Iterator[None]:
 
 def _print_changes(watch: SweepReader, out: TextIO) -> SweepSnapshot:
     seen = None
-    while (sight := watch.look()).live:
-        states = [(job.state, job.attempts) for job in sight.record.jobs.values()]
+    while (snapshot := watch.look()).live:
+        states = [(job.state, job.attempts) for job in snapshot.record.jobs.values()]
         if states != seen:
-            out.write(("" if seen is None else "\n") + status(sight, out))
+            out.write(("" if seen is None else "\n") + status(snapshot, out))
             out.flush()
             seen = states
         time.sleep(_INTERVAL_S)
     if seen is not None:
         out.write("\n")
-    return sight
+    return snapshot
 
 
-def write_picture(sight: SweepSnapshot, path: str) -> None:
+def write_picture(snapshot: SweepSnapshot, path: str) -> None:
     """Write the board, and the table of jobs of a sweep that is over, as an SVG picture.
 
     Args:
@@ -130,10 +130,10 @@ def write_picture(sight: SweepSnapshot, path: str) -> None:
     if not path.endswith(".svg"):
         raise CommandError(f"{path}: the picture of a board is an SVG. Name a file that ends in .svg.", 2)
     parts: list[RenderableType] = [
-        board(sight.record, time.time(), _PICTURE, last_line_of_rank_0, ascii_only=False),
+        board(snapshot.record, time.time(), _PICTURE, last_line_of_rank_0, ascii_only=False),
     ]
-    if not sight.live and sight.record.jobs:
-        parts += [Text(), Text(results_table(list(sight.record.jobs.values())))]
+    if not snapshot.live and snapshot.record.jobs:
+        parts += [Text(), Text(results_table(list(snapshot.record.jobs.values())))]
     console = Console(
         record=True, file=io.StringIO(), width=_PICTURE[0], force_terminal=True, legacy_windows=False, highlight=False
     )
@@ -186,7 +186,7 @@ class SweepInfo:
 
     argv: tuple[str, ...]
     launcher: str
-    standing: str
+    status: str
     jobs: Mapping[str, int]
     first_causes: tuple[str, ...]
 
@@ -210,7 +210,7 @@ class Info:
     sweep: SweepInfo | None
 
 
-def join(environ: Mapping[str, str], sight: SweepSnapshot | None) -> Info:
+def join(environ: Mapping[str, str], snapshot: SweepSnapshot | None) -> Info:
     """Look at this machine, and at a sweep.
 
     Args:
@@ -227,7 +227,7 @@ def join(environ: Mapping[str, str], sight: SweepSnapshot | None) -> Info:
         driver=driver,
         devices=devices,
         visible_devices={name: value for name, value in sorted(environ.items()) if _hides_devices(name)},
-        sweep=None if sight is None else _sweep_info(sight),
+        sweep=None if snapshot is None else _sweep_info(snapshot),
     )
 
 
@@ -247,14 +247,14 @@ def _hides_devices(name: str) -> bool:
     return name.endswith("VISIBLE_DEVICES") or name in ("CUDA_DEVICE_ORDER", "ZE_AFFINITY_MASK")
 
 
-def _sweep_info(sight: SweepSnapshot) -> SweepInfo:
-    record = sight.record
+def _sweep_info(snapshot: SweepSnapshot) -> SweepInfo:
+    record = snapshot.record
     by_state = record.by_state()
     causes = [f"job {job.number}: {job.cause}" for job in by_state[JobState.FAILED]]
     return SweepInfo(
         argv=() if record.began is None else record.began.argv,
         launcher="" if record.began is None else record.began.launcher,
-        standing=in_words(sight),
+        status=in_words(snapshot),
         jobs={state.value: len(jobs) for state, jobs in by_state.items() if jobs},
         first_causes=tuple(causes[:_MOST_CAUSES]),
     )
@@ -289,7 +289,7 @@ def _sweep_lines(sweep: SweepInfo | None) -> list[str]:
     return [
         f"sweep: {quoting.shell_words(sweep.argv)}",
         f"sweep ran with version: {sweep.launcher}",
-        f"state: {sweep.standing}",
+        f"state: {sweep.status}",
         f"jobs: {jobs}",
         *sweep.first_causes,
     ]

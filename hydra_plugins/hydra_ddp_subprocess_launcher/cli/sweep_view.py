@@ -59,7 +59,7 @@ class SweepSnapshot:
     """
 
     paths: SweepPaths
-    standing: SweepStatus
+    status: SweepStatus
     holder: LockOwner | None
     events: tuple[Event, ...]
     record: SweepRecord
@@ -67,7 +67,7 @@ class SweepSnapshot:
     @property
     def live(self) -> bool:
         """Whether it runs."""
-        return self.standing is SweepStatus.LIVE
+        return self.status is SweepStatus.LIVE
 
     def job(self, number: int) -> JobRecord:
         """Return a job.
@@ -142,8 +142,8 @@ class SweepReader:
         try:
             # The claim first: else jobs that end meanwhile would be taken for lost.
             holder, live = _holder(self._paths.claim)
-            status = os.stat(self._paths.journal)
-            state = (status.st_ino, status.st_size, status.st_mtime_ns)
+            journal = os.stat(self._paths.journal)
+            state = (journal.st_ino, journal.st_size, journal.st_mtime_ns)
             if state != self._state:
                 self._state, self._events = state, tuple(read_events(self._paths.journal))
         except OSError as error:
@@ -155,9 +155,9 @@ class SweepReader:
             record.apply(event)
         if live:
             return SweepSnapshot(self._paths, SweepStatus.LIVE, holder, self._events, record)
-        standing = SweepStatus.STOPPED if record.stopped_by else SweepStatus.ENDED
+        status = SweepStatus.STOPPED if record.stopped_by else SweepStatus.ENDED
         return SweepSnapshot(
-            self._paths, SweepStatus.KILLED if holder is not None else standing, holder, self._events, _as_left(record)
+            self._paths, SweepStatus.KILLED if holder is not None else status, holder, self._events, _as_left(record)
         )
 
 
@@ -183,24 +183,24 @@ def _as_left(record: SweepRecord) -> SweepRecord:
     return replace(record, jobs=jobs)
 
 
-def in_words(sight: SweepSnapshot) -> str:
+def in_words(snapshot: SweepSnapshot) -> str:
     """Return what has become of a sweep."""
-    lost = [job.number for job in sight.record.in_state(JobState.LOST)]
+    lost = [job.number for job in snapshot.record.in_state(JobState.LOST)]
     jobs = f"job {lost[0]} was" if len(lost) == 1 else f"jobs {numbers(lost)} were"
     left = f", while {jobs} running" if lost else ""
-    ids = [job.job_id for job in sight.record.in_state(JobState.LOST) if job.job_id]
+    ids = [job.job_id for job in snapshot.record.in_state(JobState.LOST) if job.job_id]
     if ids:
         left += f"; on the cluster they may go on ({', '.join(ids)}), and hydra.launcher.resume=unfinished finds them"
-    elif any(job.submitit_folder for job in sight.record.in_state(JobState.LOST)):
+    elif any(job.submitit_folder for job in snapshot.record.in_state(JobState.LOST)):
         left += "; whether they are on the cluster, hydra.launcher.resume=unfinished finds out"
-    holder = sight.holder
+    holder = snapshot.holder
     if holder is None:
-        how = f"Stopped by {sight.record.stopped_by}" if sight.standing is SweepStatus.STOPPED else "Ended"
-        at = f" at {_local(sight.events[-1].at)}" if sight.events else ""
+        how = f"Stopped by {snapshot.record.stopped_by}" if snapshot.status is SweepStatus.STOPPED else "Ended"
+        at = f" at {_local(snapshot.events[-1].at)}" if snapshot.events else ""
         return f"{how}{at}{left}."
     process = f"process {holder.pid} on {holder.host}, since {holder.since}"
-    if sight.live:
-        stopping = f"; being stopped after {sight.record.stopped_by}" if sight.record.stopped_by else ""
+    if snapshot.live:
+        stopping = f"; being stopped after {snapshot.record.stopped_by}" if snapshot.record.stopped_by else ""
         return f"Running: {process}{stopping}."
     seen = "" if holder.here else f" Or the file system does not show here what is locked on {holder.host}."
     return f"Its launching process was killed ({process}){left or '; no job was running'}.{seen}"

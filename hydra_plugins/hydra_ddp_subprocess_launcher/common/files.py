@@ -124,7 +124,7 @@ class SweepPaths:
         return os.path.join(self.folder, _JOURNAL)
 
     @property
-    def meetings(self) -> str:
+    def rendezvous_root(self) -> str:
         """Where the nodes of jobs that run on several tell each other what happens."""
         return os.path.join(self.folder, _NODES)
 

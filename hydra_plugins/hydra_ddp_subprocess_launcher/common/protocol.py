@@ -435,7 +435,7 @@ class Channel:
         self._sock = sock
         self._outgoing = bytearray()
         self._incoming = bytearray()
-        self.lost = False
+        self.disconnected = False
 
     def fileno(self) -> int:
         """Return the descriptor, for a selector."""
@@ -444,7 +444,7 @@ class Channel:
     @property
     def wants_to_write(self) -> bool:
         """Whether bytes wait for the peer to read."""
-        return bool(self._outgoing) and not self.lost
+        return bool(self._outgoing) and not self.disconnected
 
     def send(self, message: object) -> None:
         """Queue a message and send what the socket takes now."""
@@ -466,8 +466,8 @@ class Channel:
             del self._outgoing[:sent]
 
     def receive(self) -> list[Any]:
-        """Return the whole messages that have arrived; sets `lost` when the peer is gone."""
-        while not self.lost:
+        """Return the whole messages that have arrived; sets `disconnected` when the peer is gone."""
+        while not self.disconnected:
             try:
                 data = self._sock.recv(1 << 20)
             except BlockingIOError:
@@ -475,7 +475,7 @@ class Channel:
             except OSError:
                 data = b""
             if not data:
-                self.lost = True
+                self.disconnected = True
             self._incoming += data
         messages = []
         while len(self._incoming) >= _HEADER.size:

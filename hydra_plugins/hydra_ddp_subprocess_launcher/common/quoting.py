@@ -213,18 +213,18 @@ def hydra_quoted(text: str) -> str:
     return f"'{escaped}'"
 
 
-def recipe_arguments(recipe: ComposeArgs) -> tuple[str, ...]:
+def compose_arguments(compose_args: ComposeArgs) -> tuple[str, ...]:
     """Return what to add to the command of a rank that composes its job's config itself."""
-    task = recipe.task and (recipe.task.module, recipe.task.qualname, str(recipe.task.nth))
+    task = compose_args.task and (compose_args.task.module, compose_args.task.qualname, str(compose_args.task.nth))
     values = {
-        "config_name": recipe.config_name and encode(recipe.config_name),
-        "hydra_overrides": encode_overrides(recipe.hydra_overrides),
+        "config_name": compose_args.config_name and encode(compose_args.config_name),
+        "hydra_overrides": encode_overrides(compose_args.hydra_overrides),
         "task": task and encode_overrides(task),
     }
     return tuple(f"hydra.sweeper.{name}='{value}'" for name, value in values.items() if value is not None)
 
 
-def read_recipe(config_name: str | None, hydra_overrides: str | None, task: str | None) -> ComposeArgs | None:
+def read_compose_args(config_name: str | None, hydra_overrides: str | None, task: str | None) -> ComposeArgs | None:
     """Return what the options of a rank's sweeper say, each percent-encoded; None: its job has a payload."""
     if hydra_overrides is None or task is None:
         return None

@@ -92,7 +92,7 @@ class NodeRendezvous(Rendezvous):
         self._call: Callable[[], None] = lambda: None
 
     @classmethod
-    def join(cls, meetings: str, node: int, nnodes: int) -> NodeRendezvous:
+    def join(cls, rendezvous_root: str, node: int, nnodes: int) -> NodeRendezvous:
         """Wait until the launching processes of all nodes are there.
 
         Args:
@@ -103,11 +103,11 @@ class NodeRendezvous(Rendezvous):
         Raises:
             StartError: when the nodes cannot meet, or one of them leaves before all have come.
         """
-        session = os.path.join(meetings, "session")
+        session = os.path.join(rendezvous_root, "session")
         try:
-            os.makedirs(meetings, exist_ok=True)
-            name = uuid.uuid4().hex[:12] if node == 0 else _wait_for_call(meetings, session, nnodes)
-            gathering = cls(os.path.join(meetings, name), node, nnodes)
+            os.makedirs(rendezvous_root, exist_ok=True)
+            name = uuid.uuid4().hex[:12] if node == 0 else _wait_for_call(rendezvous_root, session, nnodes)
+            gathering = cls(os.path.join(rendezvous_root, name), node, nnodes)
             if node == 0:
                 gathering._call = _caller(session, name, nnodes)
             gathering._wait_for_all()
@@ -118,7 +118,7 @@ class NodeRendezvous(Rendezvous):
             ) from None
         except OSError as error:
             raise StartError(
-                f"The nodes of the sweep cannot meet in {meetings}: {error.strerror}: {error.filename}. Set "
+                f"The nodes of the sweep cannot meet in {rendezvous_root}: {error.strerror}: {error.filename}. Set "
                 "hydra.sweep.dir to a directory that all nodes can write."
             ) from None
         return gathering
@@ -248,17 +248,17 @@ def _caller(session: str, name: str, nnodes: int) -> Callable[[], None]:
     return call
 
 
-def _wait_for_call(meetings: str, session: str, nnodes: int) -> str:
+def _wait_for_call(rendezvous_root: str, session: str, nnodes: int) -> str:
     """Return the name of the run that the first node calls to."""
     last = _read(session)
 
     def is_called() -> bool:
         nonlocal last
-        refresh_names(meetings)
+        refresh_names(rendezvous_root)
         before, last = last, _read(session)
         return None not in (before, last) and last != before and last[0] == before[0]  # type: ignore[index]
 
-    _wait(is_called, lambda: f"Waiting for node 0 in {meetings}, which all nodes have to see")
+    _wait(is_called, lambda: f"Waiting for node 0 in {rendezvous_root}, which all nodes have to see")
     assert last is not None
     if int(last[2]) != nnodes:
         raise StartError(

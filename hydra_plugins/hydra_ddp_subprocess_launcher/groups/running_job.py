@@ -29,7 +29,7 @@ from ..display.logs import LogTee, last_lines
 from ..job.plan import Allocation, Attempt
 from ..resources.port import is_of_spawned, is_port_clash
 from ..supervisor.keeper import GIVE_UP_S
-from .spawners import MOST_HELD, ForkServer, SpawnerLink
+from .spawners import MAX_HELD, ForkServer, SpawnerLink
 
 _log = logging.getLogger(__name__)
 # Of the descriptors that a keeper holds, those that are no locks: the sweep's lock, and a terminal.
@@ -103,7 +103,7 @@ class RunningJob:
     @property
     def finished(self) -> bool:
         """Whether nothing of the job is alive."""
-        return self.channel.lost and (self.reaped or self.link.lost)
+        return self.channel.disconnected and (self.reaped or self.link.disconnected)
 
     def receive(self) -> list[str]:
         """Take what the keeper has sent, and return its lines for the user."""
@@ -119,7 +119,7 @@ class RunningJob:
                 self.ranks_run = bool(message.ranks) or not self.spec.rendezvous_dir
                 # Before that it may have waited for other nodes.
                 self.began = time.monotonic()
-        if (self.channel.lost or self.report is not None) and self.lost_at is None:
+        if (self.channel.disconnected or self.report is not None) and self.lost_at is None:
             self.lost_at = time.monotonic()
         return lines
 
@@ -312,9 +312,9 @@ class JobMonitor:
             OSError: if there can be no keeper.
             StartError: if that is too much to hold.
         """
-        if len(held) > MOST_HELD:
+        if len(held) > MAX_HELD:
             raise StartError(
-                f"A job can lock about {pluralize(MOST_HELD - _OTHER_DESCRIPTORS, 'device')} at most. Give this one "
+                f"A job can lock about {pluralize(MAX_HELD - _OTHER_DESCRIPTORS, 'device')} at most. Give this one "
                 "fewer ranks, or set hydra.launcher.lock_devices=false."
             )
         if self._fork_server is not None:
@@ -331,7 +331,7 @@ class JobMonitor:
         """Have a keeper forked: by the fork server, by the spawner, or by a new one if that is gone."""
         server = self._fork_server.link() if forked and self._fork_server is not None else None
         for link in (server, self._spawner):
-            if link is not None and not link.lost:
+            if link is not None and not link.disconnected:
                 self._listen_to(link)
                 try:
                     return link, Channel(link.start_keeper(number, held))
@@ -366,7 +366,7 @@ class JobMonitor:
     def _receive(self, job: RunningJob) -> None:
         for line in job.receive():
             _log.info("#%d : %s", job.spec.number, line)
-        if job.channel.lost:
+        if job.channel.disconnected:
             self._selector.unregister(job.channel)
 
     def _receive_from_spawner(self, link: SpawnerLink) -> None:
@@ -375,7 +375,7 @@ class JobMonitor:
                 self.running[ended.job].reaped = True
                 self.running[ended.job].has_leftovers = ended.left
                 self.running[ended.job].keeper_code = ended.code
-        if link.lost:
+        if link.disconnected:
             self._selector.unregister(link)
             link.close()
 

@@ -22,14 +22,14 @@ from ..common.protocol import ForkServerSpec, GroupSpec
 from ..common.signals import describe_end, describe_exit
 from ..job import environment as environment_module
 from ..supervisor import forkserver
-from ..supervisor.spawner import ENDED, JOB, MOST_DESCRIPTORS, NOTE, folder_of_package, spawner_command
+from ..supervisor.spawner import ENDED, JOB, MAX_DESCRIPTORS, NOTE, folder_of_package, spawner_command
 
 # Seconds for a spawner without keepers to end.
 _END_S = 5.0
 # Bytes of what a spawner wrote in which to look for its last line.
 _MOST_WRITTEN = 1 << 16
 # Descriptors that a keeper can hold: what one message passes, but for the keeper's socket.
-MOST_HELD = MOST_DESCRIPTORS - 1
+MAX_HELD = MAX_DESCRIPTORS - 1
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class SpawnerLink:
         start: Starts it.
 
     Attributes:
-        lost: Whether it is gone.
+        disconnected: Whether it is gone.
         ready_at: When it could serve, monotonic seconds; infinite: it cannot yet.
         ready_by: When it has to, likewise.
     """
@@ -85,7 +85,7 @@ class SpawnerLink:
         self._ending = ""
         self._sock = ours
         self._sock.setblocking(False)
-        self.lost = False
+        self.disconnected = False
         self.ready_at = time.monotonic()
         self.ready_by = math.inf
 
@@ -114,12 +114,12 @@ class SpawnerLink:
                 socket.send_fds(self._sock, [JOB.pack(job)], [theirs.fileno(), *held])
             except OSError:
                 ours.close()
-                self.lost = True
+                self.disconnected = True
                 raise
         return ours
 
     def receive(self) -> list[KeeperEnded]:
-        """Return the reports that have arrived; sets `lost` when the spawner is gone."""
+        """Return the reports that have arrived; sets `disconnected` when the spawner is gone."""
         reports = []
         # Also from one that is known to be gone: what it said last tells of what.
         while True:
@@ -130,7 +130,7 @@ class SpawnerLink:
             except OSError:
                 data = b""
             if not data:
-                self.lost = True
+                self.disconnected = True
                 break
             job, code, left = ENDED.unpack(data)
             if job == NOTE:
@@ -254,10 +254,10 @@ class ForkServerLink(SpawnerLink):
 
     def close(self) -> None:
         """Let it end; it is killed where it is busy with imports."""
-        if self.ready_at == math.inf and not self.lost:
+        if self.ready_at == math.inf and not self.disconnected:
             self.kill()
         super().close()
-        if self.ready_at == math.inf and self.lost and not self._told:
+        if self.ready_at == math.inf and self.disconnected and not self._told:
             code = describe_exit(self._process.returncode)
             self._give_up(f"importing {self._importing or 'its first module'} ended the preloader: {code}")
 
@@ -335,14 +335,14 @@ class ForkServer:
         """Return the preloader, a new one if the last one was lost; None: it has been given up."""
         if self._given_up or self._shared is None:
             return None
-        if self._link is not None and self._link.lost:
+        if self._link is not None and self._link.disconnected:
             self._lost += 1
             if self._given_up:
                 _log.warning(
                     "preload: its process was lost %d times. From now on each rank is a new interpreter", self._lost
                 )
                 return None
-        if self._link is None or self._link.lost:
+        if self._link is None or self._link.disconnected:
             modules = self._modules if self._modules is not None else [name for name in _AUTO if name in sys.modules]
             varying = (*environment_module.RANK_VARIABLES, self._device_env_var, *_WHILE_IMPORTING)
             spec = ForkServerSpec(tuple(modules), self._program.program, varying)
@@ -360,7 +360,7 @@ class ForkServer:
 
     @property
     def _given_up(self) -> bool:
-        lost_at_imports = self._link is not None and self._link.lost and self._link.ready_at == math.inf
+        lost_at_imports = self._link is not None and self._link.disconnected and self._link.ready_at == math.inf
         return lost_at_imports or self._lost >= _MOST_LOST
 
     def _shared_part(self, environment: Mapping[str, str]) -> dict[str, str]:
@@ -375,6 +375,6 @@ class ForkServer:
 
     def close(self) -> None:
         """Let the preloader end."""
-        if self._link is not None and not self._link.lost:
+        if self._link is not None and not self._link.disconnected:
             self._link.close()
         self._link = None

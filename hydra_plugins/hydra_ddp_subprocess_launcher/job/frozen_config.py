@@ -331,16 +331,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     hold. Code keeps its file name, which cloudpickle drops, so that tracebacks show the user's lines.
     """
 
-    def __init__(self, file: IO[bytes], main: Mapping[str, Any] | None) -> None:
+    def __init__(self, file: IO[bytes], main_namespace: Mapping[str, Any] | None) -> None:
         super().__init__(file)
-        self._main = main
+        self._main_namespace = main_namespace
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, CodeType):
             return marshal.loads, (marshal.dumps(obj),)
-        if self._main is not None and isinstance(obj, type | FunctionType) and obj.__module__ == _MAIN:
+        if self._main_namespace is not None and isinstance(obj, type | FunctionType) and obj.__module__ == _MAIN:
             path = tuple(obj.__qualname__.split("."))
-            if _look_up(self._main, path) is obj:
+            if _look_up(self._main_namespace, path) is obj:
                 return _from_main, (path,)
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) > _STATE:
@@ -365,7 +365,7 @@ def _from_main(path: tuple[str, ...]) -> Any:
     return found
 
 
-def dumps(obj: object, main: Mapping[str, Any] | None) -> bytes:
+def dumps(obj: object, main_namespace: Mapping[str, Any] | None) -> bytes:
     """Pickle an object for another process of the same Python.
 
     Args:
@@ -374,7 +374,7 @@ def dumps(obj: object, main: Mapping[str, Any] | None) -> bytes:
             defined there by value.
     """
     with io.BytesIO() as file:
-        _Pickler(file, main).dump(obj)
+        _Pickler(file, main_namespace).dump(obj)
         return file.getvalue()
 
 

@@ -37,25 +37,29 @@ def after_exit(stop: SystemExit) -> tuple[Outcome, int]:
     return Outcome(completed=False, summary=summary, traceback=text, failed_at=time.time()), code & 0xFF or 1
 
 
-def outcome_of(job_return: JobReturn, main: Mapping[str, Any] | None, *, with_value: bool) -> tuple[Outcome, int]:
+def outcome_of(
+    job_return: JobReturn, main_namespace: Mapping[str, Any] | None, *, with_value: bool
+) -> tuple[Outcome, int]:
     """Return what a rank stores of a job that Hydra has run, and its exit code."""
     if job_return.status is not JobStatus.COMPLETED:
         remote = {name: value for name, value in vars(job_return).items() if name.startswith("_remote_")}
-        return failure(job_return._return_value, main, remote), 1
+        return failure(job_return._return_value, main_namespace, remote), 1
     if not with_value:
         return Outcome(completed=True), 0
     value = job_return.return_value
     try:
         # A value that contains itself has no end to look for tensors, but a pickle.
         movable = _attempt(lambda: portable(value))
-        return Outcome(completed=True, value=frozen_config.dumps(value if movable is None else movable, main)), 0
+        return Outcome(
+            completed=True, value=frozen_config.dumps(value if movable is None else movable, main_namespace)
+        ), 0
     except (Exception, SystemExit) as error:  # noqa: BLE001  (a pickle can fail with anything)
         lost = f"a {type(value).__name__} that cannot be pickled ({type(error).__name__}: {error})"
         return Outcome(completed=True, lost=lost), 0
 
 
 def failure(
-    error: BaseException, main: Mapping[str, Any] | None, remote: Mapping[str, object] | None = None
+    error: BaseException, main_namespace: Mapping[str, Any] | None, remote: Mapping[str, object] | None = None
 ) -> Outcome:
     """Return what a rank stores of a job that has failed."""
     text = _attempt(lambda: "".join(traceback.format_exception(_without_hydra_frames(error)))) or repr(type(error))
@@ -63,7 +67,7 @@ def failure(
     summary = f"{type(error).__qualname__}: {message.lstrip()}".splitlines()[0].rstrip(": ")
     return Outcome(
         completed=False,
-        exception=_attempt(lambda: _rebuildable(error, main)),
+        exception=_attempt(lambda: _rebuildable(error, main_namespace)),
         summary=summary,
         traceback=text,
         failed_at=time.time(),
@@ -71,7 +75,7 @@ def failure(
     )
 
 
-def as_stored(outcome: Outcome, main: Mapping[str, Any] | None) -> Outcome:
+def as_stored(outcome: Outcome, main_namespace: Mapping[str, Any] | None) -> Outcome:
     """Return an outcome whose texts are bounded: a message may have megabytes, and all of it is in the log.
 
     Args:
@@ -88,10 +92,12 @@ def as_stored(outcome: Outcome, main: Mapping[str, Any] | None) -> Outcome:
     if stored.traceback == outcome.traceback:
         return stored
     # Hydra 1.4's fields have the texts once more.
-    return replace(stored, exception=_attempt(lambda: _with_short_words(outcome.exception, main)), remote=None)
+    return replace(
+        stored, exception=_attempt(lambda: _with_short_words(outcome.exception, main_namespace)), remote=None
+    )
 
 
-def _with_short_words(pickled: bytes | None, main: Mapping[str, Any] | None) -> bytes | None:
+def _with_short_words(pickled: bytes | None, main_namespace: Mapping[str, Any] | None) -> bytes | None:
     """Return a pickled exception with bounded texts; None where they cannot be bounded."""
     if pickled is None:
         return None
@@ -100,7 +106,7 @@ def _with_short_words(pickled: bytes | None, main: Mapping[str, Any] | None) -> 
     if notes := getattr(error, "__notes__", None):
         error.__dict__["__notes__"] = [bounded_lines(note) for note in notes]
     text = "".join(traceback.format_exception(error))
-    return _rebuildable(error, main) if bounded_lines(text) == text else None
+    return _rebuildable(error, main_namespace) if bounded_lines(text) == text else None
 
 
 def _without_hydra_frames(error: BaseException) -> BaseException:
@@ -113,9 +119,9 @@ def _without_hydra_frames(error: BaseException) -> BaseException:
     return error.with_traceback(trace) if trace is not None else error
 
 
-def _rebuildable(error: BaseException, main: Mapping[str, Any] | None) -> bytes | None:
+def _rebuildable(error: BaseException, main_namespace: Mapping[str, Any] | None) -> bytes | None:
     """Pickle an exception; None where it would not come back as what it is."""
-    data = frozen_config.dumps(error, main)
+    data = frozen_config.dumps(error, main_namespace)
     return data if type(frozen_config.loads(data)) is type(error) else None
 
 
@@ -214,7 +220,7 @@ class RankCallbacks(Callbacks):
         self,
         callbacks: Callbacks,
         paths: files.JobPaths,
-        main: Mapping[str, Any] | None,
+        main_namespace: Mapping[str, Any] | None,
         before_job: Callable[[], None],
         *,
         can_restart: bool,
@@ -222,7 +228,7 @@ class RankCallbacks(Callbacks):
         super().__init__()
         vars(self).update(vars(callbacks))
         self._paths = paths
-        self._main = main
+        self._main_namespace = main_namespace
         self._before_job = before_job
         self._can_restart = can_restart
         self._process = os.getpid()
@@ -235,7 +241,7 @@ class RankCallbacks(Callbacks):
         if self.callbacks:
             # One that cannot be pickled is not lost: the launching process has its own.
             with contextlib.suppress(Exception):
-                files.write_private(self._paths.callbacks, frozen_config.dumps(self.callbacks, self._main))
+                files.write_private(self._paths.callbacks, frozen_config.dumps(self.callbacks, self._main_namespace))
         self._before_job()
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:

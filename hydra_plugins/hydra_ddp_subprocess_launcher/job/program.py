@@ -173,7 +173,7 @@ def rank_command(
     wrapper: tuple[str, ...],
     run_dir: str,
     overrides: tuple[str, ...],
-    recipe: quoting.ComposeArgs | None = None,
+    compose_args: quoting.ComposeArgs | None = None,
 ) -> tuple[tuple[str, ...], str]:
     """Return the command of a job's ranks and the directory in which they start.
 
@@ -187,8 +187,8 @@ def rank_command(
     if isinstance(entry, FunctionEntry):
         return function_command(wrapper, entry.start, _RANK_MODULE, run_dir, overrides), entry.start.cwd
     command = program_command(wrapper, entry.program, entry.flags, run_dir, overrides)
-    if recipe is not None:
-        command += quoting.recipe_arguments(recipe)
+    if compose_args is not None:
+        command += quoting.compose_arguments(compose_args)
     return command, entry.program.cwd
 
 

@@ -37,7 +37,7 @@ from .outcome import GroupWatch, RankCallbacks
 def run_program_rank(
     run_dir: str,
     overrides: str | None,
-    recipe: Mapping[str, str | None],
+    compose_args: Mapping[str, str | None],
     task_function: TaskFunction,
     hydra_context: HydraContext,
 ) -> None:
@@ -53,7 +53,7 @@ def run_program_rank(
     Raises:
         SystemExit: when the job has ended; code 1 where it failed.
     """
-    rank = _Rank(quoting.decode(run_dir), overrides, quoting.read_recipe(**recipe))
+    rank = _Rank(quoting.decode(run_dir), overrides, quoting.read_compose_args(**compose_args))
     if identify(task_function, RANK_SWEEPS) != rank.find_task():
         return
     rank.compose_missing(task_function, hydra_context)
@@ -79,8 +79,8 @@ def run_function_rank(argv: list[str]) -> NoReturn:
 class _Rank:
     """One rank's part of one job."""
 
-    def __init__(self, run_dir: str, overrides: str | None, recipe: quoting.ComposeArgs | None = None) -> None:
-        needed = (PAYLOAD_DIGEST,) if recipe is None else (JOB_NUM, "RANK", "TORCHELASTIC_RUN_ID")
+    def __init__(self, run_dir: str, overrides: str | None, compose_args: quoting.ComposeArgs | None = None) -> None:
+        needed = (PAYLOAD_DIGEST,) if compose_args is None else (JOB_NUM, "RANK", "TORCHELASTIC_RUN_ID")
         # Read once: the program has had its say already, and its function may empty the environment.
         self._identity = environment.identity(os.environ, processes.start_environment())
         missing = [name for name in needed if name not in self._identity]
@@ -93,7 +93,7 @@ class _Rank:
         self._paths = files.JobPaths(run_dir)
         self._overrides = overrides
         # A payload is the job as the launcher froze it, and has the last word.
-        self._recipe = None if PAYLOAD_DIGEST in self._identity else recipe
+        self._compose_args = None if PAYLOAD_DIGEST in self._identity else compose_args
         self._rank = int(self._identity["RANK"])
         self._note = ""
         self._payload: Payload | None = None
@@ -104,7 +104,7 @@ class _Rank:
         Raises:
             LauncherError: as `load_payload`.
         """
-        return self._recipe.task if self._recipe is not None else self.load_payload().task
+        return self._compose_args.task if self._compose_args is not None else self.load_payload().task
 
     def compose_missing(self, task_function: TaskFunction, hydra_context: HydraContext) -> None:
         """Make the payload that a dry run did not write, from the config files as they are now.
@@ -112,27 +112,27 @@ class _Rank:
         Raises:
             Exception: whatever composing raises.
         """
-        if self._recipe is None:
+        if self._compose_args is None:
             return
         overrides = quoting.decode_overrides(self._overrides or "")
         # As `load_sweep_config` does for a job. That wants the sweep's own config, to which Hydra 1.4 compares it.
         config = hydra_context.config_loader.load_configuration(
-            self._recipe.config_name, [*self._recipe.hydra_overrides, *overrides], RunMode.RUN
+            self._compose_args.config_name, [*self._compose_args.hydra_overrides, *overrides], RunMode.RUN
         )
         run_dir = self._paths.run_dir
         frozen_config.freeze(config, int(self._identity[JOB_NUM]), run_dir)
         os.makedirs(os.path.dirname(self._identity["TORCHELASTIC_ERROR_FILE"]), exist_ok=True)
-        main = frozen_config.program_namespace(task_function)
+        main_namespace = frozen_config.program_namespace(task_function)
         body = {"config": config, "callbacks": None, "resolvers": {}, "logging": hydra_state.sweep_logging(config)}
         self._payload = Payload(
             overrides=overrides,
             run_dir=run_dir,
-            task=self._recipe.task,
+            task=self._compose_args.task,
             task_name=str(JobRuntime.instance().get("name")),
             sys_path=(),
             # Nobody is there to compare it with the others'.
             check_config=False,
-            body=frozen_config.dumps(body, main),
+            body=frozen_config.dumps(body, main_namespace),
         )
 
     def load_payload(self) -> Payload:
@@ -154,7 +154,7 @@ class _Rank:
         self,
         task_function: TaskFunction | None,
         hydra_context: HydraContext | None,
-        main: Mapping[str, Any] | None,
+        main_namespace: Mapping[str, Any] | None,
     ) -> NoReturn:
         """Run the job and end the process.
 
@@ -170,16 +170,16 @@ class _Rank:
         signals.write_stacks_on_signal(self._paths.log(self._rank))
         groups = GroupWatch()
         try:
-            outcome, code = self._run_job(task_function, hydra_context, main)
+            outcome, code = self._run_job(task_function, hydra_context, main_namespace)
         except BaseException as error:  # noqa: BLE001  (whatever ends this rank is what the user must see)
-            outcome, code = outcome_module.failure(error, main), 1
+            outcome, code = outcome_module.failure(error, main_namespace), 1
         # The log first, as it may be all that can still be written; a program may have closed it.
         with contextlib.suppress(Exception):
             sys.stderr.write(outcome.traceback)
             sys.stderr.flush()
         if os.getpid() != process:
             raise SystemExit(code)
-        outcome = outcome_module.as_stored(outcome, main)
+        outcome = outcome_module.as_stored(outcome, main_namespace)
         if outcome.traceback:
             with contextlib.suppress(OSError):
                 self._write_error_file(outcome)
@@ -222,14 +222,14 @@ class _Rank:
         self,
         task_function: TaskFunction | None,
         hydra_context: HydraContext | None,
-        main: Mapping[str, Any] | None,
+        main_namespace: Mapping[str, Any] | None,
     ) -> tuple[Outcome, int]:
         payload = self._payload
         assert payload is not None
         if payload.argv:
             # Before anything of the user's that is loaded now.
             sys.argv[:] = payload.argv
-        if main is not None and _config_name_of_main() == "ddp_rank":
+        if main_namespace is not None and _config_name_of_main() == "ddp_rank":
             raise StartError(
                 "The program reads --config-name from its command line itself, where a rank has the config of the "
                 "launcher. Set hydra.launcher.entry=function to hand the job function to the ranks by pickle, or leave "
@@ -243,12 +243,12 @@ class _Rank:
             task_function, hydra_context = _restore_hydra(body)
         _import_callbacks(config)
         hydra_state.restore_resolvers(
-            body["resolvers"], lambda value: frozen_config.dumps(value, main), frozen_config.loads
+            body["resolvers"], lambda value: frozen_config.dumps(value, main_namespace), frozen_config.loads
         )
         JobRuntime.instance().set("name", payload.task_name)
         with contextlib.ExitStack() as stack:
             if self._rank == 0:
-                hydra_context.callbacks = self._callbacks(config, body["callbacks"], main)
+                hydra_context.callbacks = self._callbacks(config, body["callbacks"], main_namespace)
                 _log_as_sweep(body["logging"], hydra_context, hydra_state.appended)
             else:
                 own_files = hydra_state.OwnFiles(self._paths.folder, self._rank)
@@ -269,7 +269,7 @@ class _Rank:
                 )
             except SystemExit as stop:
                 return outcome_module.after_exit(stop)
-        return outcome_module.outcome_of(job_return, main, with_value=self._rank == 0)
+        return outcome_module.outcome_of(job_return, main_namespace, with_value=self._rank == 0)
 
     def restore_identity(self) -> None:
         """Give the launcher's own variables their values back, whatever changed them."""
@@ -281,13 +281,15 @@ class _Rank:
                 "launcher's value was restored before the job's function ran. Leave the variable alone in ranks"
             )
 
-    def _callbacks(self, config: DictConfig, pickled: bytes | None, main: Mapping[str, Any] | None) -> Callbacks:
+    def _callbacks(
+        self, config: DictConfig, pickled: bytes | None, main_namespace: Mapping[str, Any] | None
+    ) -> Callbacks:
         """Return the sweep's callbacks for rank 0, so that each fires once a job."""
         callbacks = Callbacks(config) if pickled is None else frozen_config.loads(pickled)
         assert isinstance(callbacks, Callbacks)
         restarts, most = (int(self._identity[f"TORCHELASTIC_{name}"]) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
         # Last, as what callbacks have changed counts, too.
-        return RankCallbacks(callbacks, self._paths, main, self.restore_identity, can_restart=restarts < most)
+        return RankCallbacks(callbacks, self._paths, main_namespace, self.restore_identity, can_restart=restarts < most)
 
     def _write_resolved_config(self, config: DictConfig) -> None:
         with frozen_config.hydra_config(config):

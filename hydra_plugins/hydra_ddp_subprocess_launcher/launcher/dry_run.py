@@ -221,7 +221,7 @@ class _Rehearsal:
         if not isinstance(self._context.entry, ProgramEntry):
             why_not = _NO_PROGRAM
         else:
-            spec = replace(spec, argv=(*spec.argv, *quoting.recipe_arguments(args)))
+            spec = replace(spec, argv=(*spec.argv, *quoting.compose_arguments(args)))
             if None in (quoting.encode_overrides(plan.overrides), quoting.encode_overrides(args.hydra_overrides)):
                 why_not = _TOO_LONG
         facts = job_facts(spec, group_environment(self._queue.environment_of(plan), spec))

@@ -239,13 +239,13 @@ def open_sweep(
         return _open_dry_run(context, submissions, pool, allocator)
     cache = ConfigCache(hydra_context.config_loader)
     if settings.node_rank > 0:
-        rendezvous = NodeRendezvous.join(context.paths.meetings, settings.node_rank, settings.nnodes)
+        rendezvous = NodeRendezvous.join(context.paths.rendezvous_root, settings.node_rank, settings.nnodes)
         return Sweep(context, cache, FollowingRunner(context, rendezvous, pool, allocator))
     state = open_sweep_dir(context.paths, settings, submissions)
     planner = JobPlanner(context, cache, pool, state.previous)
     nodes = Rendezvous()
     if settings.nnodes > 1:
-        nodes = NodeRendezvous.join(context.paths.meetings, settings.node_rank, settings.nnodes)
+        nodes = NodeRendezvous.join(context.paths.rendezvous_root, settings.node_rank, settings.nnodes)
     summary = make_summary(context)
     return Sweep(
         context,

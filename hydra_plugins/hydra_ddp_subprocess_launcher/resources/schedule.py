@@ -10,7 +10,7 @@ from ..common.errors import OptionError
 from ..common.text import pluralize
 
 # Times that later jobs may start before a waiting one. From then on the devices that come back are kept for it.
-MOST_OVERTAKEN = 8
+MAX_OVERTAKEN = 8
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Schedule:
                 return None
             # Where others have the devices that it lacks, to keep ours idle would not help it.
             if waiting.width is None or len(free) < waiting.width or not self.pool.devices:
-                if waiting.overtaken >= MOST_OVERTAKEN:
+                if waiting.overtaken >= MAX_OVERTAKEN:
                     return None
                 overtakes.append(job)
         return None

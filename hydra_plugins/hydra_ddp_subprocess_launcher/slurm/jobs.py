@@ -366,7 +366,7 @@ class JobSubmitter:
         self._recorder = recorder
         self._sources = sources
         # In which each job gets a directory where its nodes meet.
-        self._folder = os.path.join(context.paths.meetings, uuid.uuid4().hex[:12])
+        self._folder = os.path.join(context.paths.rendezvous_root, uuid.uuid4().hex[:12])
 
     def submit(self, plans: Sequence[PlannedJob]) -> list[ClusterJob]:
         """Submit jobs and return them in order.

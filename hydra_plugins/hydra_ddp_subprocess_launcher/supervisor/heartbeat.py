@@ -60,14 +60,14 @@ class Peers:
         OSError: when the folder cannot be written, or another process takes itself for this node.
     """
 
-    def __init__(self, meeting: RendezvousDir, host: str, now: float) -> None:
-        self._meeting = meeting
+    def __init__(self, rendezvous_dir: RendezvousDir, host: str, now: float) -> None:
+        self._rendezvous_dir = rendezvous_dir
         self._host = host
-        self._others = [_Node(node, now) for node in range(meeting.nnodes) if node != meeting.node]
+        self._others = [_Node(node, now) for node in range(rendezvous_dir.nnodes) if node != rendezvous_dir.node]
         self._failed_here = False
         self._beat_at = now
         self._looked_at = now
-        self._own = NodeFile(meeting, host)
+        self._own = NodeFile(rendezvous_dir, host)
 
     # What this node tells
 
@@ -100,7 +100,7 @@ class Peers:
                 self._read(node, now)
 
     def _read(self, node: _Node, now: float) -> None:
-        with open(path_of(self._meeting.folder, node.number), "rb") as file:
+        with open(path_of(self._rendezvous_dir.folder, node.number), "rb") as file:
             touched = os.fstat(file.fileno()).st_mtime_ns
             file.seek(node.read)
             lines = file.read()
@@ -116,7 +116,7 @@ class Peers:
 
     def refresh(self) -> None:
         """Have the folder's names read from the server at the next look."""
-        refresh_names(self._meeting.folder)
+        refresh_names(self._rendezvous_dir.folder)
 
     @property
     def missing(self) -> list[str]:
@@ -160,9 +160,9 @@ class Peers:
         Args:
             own: This node's.
         """
-        reports = {self._meeting.node: own}
-        hosts = {self._meeting.node: self._host}
-        failing = {self._meeting.node: own} if self._failed_here else {}
+        reports = {self._rendezvous_dir.node: own}
+        hosts = {self._rendezvous_dir.node: self._host}
+        failing = {self._rendezvous_dir.node: own} if self._failed_here else {}
         for node in self._others:
             hosts[node.number] = node.said.get("here", {}).get("host", "")
             if "ended" in node.said:
@@ -195,7 +195,7 @@ class Peers:
         return replace(whole, reason=next((report.reason for report in reports.values() if report.reason), None))
 
     def _first_failure(self, failing: dict[int, GroupReport]) -> int | None:
-        first = read_first_failure(self._meeting.folder)
+        first = read_first_failure(self._rendezvous_dir.folder)
         if first in failing:
             return first
         own_causes = [node for node, report in failing.items() if report.reason is not StopReason.NODE_FAILED]
@@ -229,18 +229,18 @@ class NodeFile:
         OSError: when the folder cannot be written, or another process takes itself for this node.
     """
 
-    def __init__(self, meeting: RendezvousDir, host: str) -> None:
-        self._meeting = meeting
+    def __init__(self, rendezvous_dir: RendezvousDir, host: str) -> None:
+        self._rendezvous_dir = rendezvous_dir
         self._mute = False
-        os.makedirs(meeting.folder, exist_ok=True)
-        self._path = path_of(meeting.folder, meeting.node)
+        os.makedirs(rendezvous_dir.folder, exist_ok=True)
+        self._path = path_of(rendezvous_dir.folder, rendezvous_dir.node)
         self._file = os.open(self._path, _GROWING | os.O_EXCL, 0o600)
         _add_line(self._file, self._path, "here", host=host)
 
     def tell_failure(self, report: GroupReport) -> None:
         """Tell that the group of this node is being ended, and why."""
         with self._muted_by_errors():
-            _claim_first_failure(self._meeting)
+            _claim_first_failure(self._rendezvous_dir)
             _add_line(self._file, self._path, "failing", **_as_json(report))
 
     def tell_end(self, report: GroupReport) -> None:
@@ -267,7 +267,7 @@ class NodeFile:
         os.close(self._file)
 
 
-def report_for_keeper(meeting: RendezvousDir, host: str, report: GroupReport) -> None:
+def report_for_keeper(rendezvous_dir: RendezvousDir, host: str, report: GroupReport) -> None:
     """Tell in the place of a keeper that cannot, such as one that was killed, that its group has failed and ended.
 
     Args:
@@ -278,11 +278,11 @@ def report_for_keeper(meeting: RendezvousDir, host: str, report: GroupReport) ->
     Raises:
         OSError: when the folder cannot be written.
     """
-    os.makedirs(meeting.folder, exist_ok=True)
-    path = path_of(meeting.folder, meeting.node)
+    os.makedirs(rendezvous_dir.folder, exist_ok=True)
+    path = path_of(rendezvous_dir.folder, rendezvous_dir.node)
     file = os.open(path, _GROWING, 0o600)
     try:
-        _claim_first_failure(meeting)
+        _claim_first_failure(rendezvous_dir)
         # What it was about to write may lack its end.
         os.write(file, b"\n")
         _add_line(file, path, "here", host=host)
@@ -307,12 +307,12 @@ def _add_line(file: int, path: str, word: str, **facts: object) -> None:
         raise OSError(error.errno, error.strerror, path) from None
 
 
-def _claim_first_failure(meeting: RendezvousDir) -> None:
+def _claim_first_failure(rendezvous_dir: RendezvousDir) -> None:
     try:
-        first = os.open(os.path.join(meeting.folder, _FIRST_FAILURE), _GROWING | os.O_EXCL, 0o600)
+        first = os.open(os.path.join(rendezvous_dir.folder, _FIRST_FAILURE), _GROWING | os.O_EXCL, 0o600)
     except FileExistsError:
         return
-    os.write(first, str(meeting.node).encode())
+    os.write(first, str(rendezvous_dir.node).encode())
     os.close(first)
 
 

@@ -95,7 +95,7 @@ def keep_job(sock: socket.socket, launcher: int, held: Sequence[int] = (), start
 
 def _receive_spec(channel: Channel, selector: selectors.BaseSelector) -> list[object]:
     """Return the spec and what came with it, such as an order to stop; empty: the launcher is gone."""
-    while not channel.lost:
+    while not channel.disconnected:
         for key, _ in selector.select():
             if key.data == "launcher ended":
                 return []
@@ -130,7 +130,9 @@ class _Group:
         self._unstored = set(spec.ranks)
         self._company = None
         if spec.rendezvous is not None:
-            self._company = RemoteGroups(spec.rendezvous, self._rules, self._hear, lambda line: self._tell(Note(line)))
+            self._company = RemoteGroups(
+                spec.rendezvous, self._rules, self._receive, lambda line: self._tell(Note(line))
+            )
         self._hurried = False
         self._preempted = False
         self._heard_at: dict[int, float] = {}
@@ -149,7 +151,7 @@ class _Group:
         if left:
             self._tell(Note(f"process {_left()} cannot be ended, and may hold its devices"))
         if self._company is not None:
-            return self._company.part(lambda: self._report(left), lambda: self._hurried or self._channel.lost)
+            return self._company.part(lambda: self._report(left), lambda: self._hurried or self._channel.disconnected)
         return self._report(left)
 
     def _report(self, left: bool) -> GroupReport:
@@ -224,12 +226,12 @@ class _Group:
             timeout = min(timeout, max(0.0, due - time.monotonic()))
         if action is Action.KILL:
             timeout = _KILL_INTERVAL_S
-        self._hear(timeout)
+        self._receive(timeout)
         if self._company is not None:
             self._company.look()
 
-    def _hear(self, timeout: float) -> None:
-        self._selector.modify(self._channel, self._interest(), "launcher") if not self._channel.lost else None
+    def _receive(self, timeout: float) -> None:
+        self._selector.modify(self._channel, self._interest(), "launcher") if not self._channel.disconnected else None
         events = {key.data for key, _ in self._selector.select(timeout)}
         if "signals" in events:
             for number in self._arrived.take():
@@ -243,7 +245,7 @@ class _Group:
         if "launcher" in events:
             self._obey(self._channel.receive())
             self._channel.flush()
-        if "launcher ended" in events or self._channel.lost:
+        if "launcher ended" in events or self._channel.disconnected:
             self._lose_launcher()
 
     def _interest(self) -> int:
@@ -254,7 +256,7 @@ class _Group:
         for key in list(self._selector.get_map().values()):
             if key.data != "signals":
                 self._selector.unregister(key.fileobj)
-        self._channel.lost = True
+        self._channel.disconnected = True
         self._rules.launcher_lost(time.monotonic())
 
     def _obey(self, messages: Sequence[object]) -> None:
@@ -343,11 +345,15 @@ class RemoteGroups:
     """
 
     def __init__(
-        self, meeting: RendezvousDir, rules: StopPolicy, hear: Callable[[float], None], note: Callable[[str], None]
+        self,
+        rendezvous_dir: RendezvousDir,
+        rules: StopPolicy,
+        hear: Callable[[float], None],
+        note: Callable[[str], None],
     ) -> None:
-        self._meeting = meeting
+        self._rendezvous_dir = rendezvous_dir
         self._rules = rules
-        self._hear = hear
+        self._receive = hear
         self._note = note
         self._peers: Peers | None = None
         self._look_at = 0.0
@@ -356,14 +362,14 @@ class RemoteGroups:
         """Wait until all of them are there. Where they cannot be met, or will not come, the group is stopped."""
         began = time.monotonic()
         try:
-            self._peers = Peers(self._meeting, processes.host(), began)
+            self._peers = Peers(self._rendezvous_dir, processes.host(), began)
         except OSError as error:
             why = f"{error.strerror}: {error.filename}, where its nodes meet"
             self._rules.start_failed(self._rules.running[0], why, began)
             return
         note_at = began + _MISSING_NOTE_S
         while self._peers.missing and self._rules.stopped is None:
-            self._hear(_NODES_INTERVAL_S)
+            self._receive(_NODES_INTERVAL_S)
             self._peers.refresh()
             self.look()
             if self._peers.missing and time.monotonic() > note_at:
@@ -404,7 +410,7 @@ class RemoteGroups:
         self._peers.tell_end(report())
         lost: list[str] = []
         while not gives_up() and set(self._peers.unfinished) - set(lost):
-            self._hear(_PART_INTERVAL_S)
+            self._receive(_PART_INTERVAL_S)
             self.look()
             lost = self._peers.lost(time.monotonic())
         self.tell()

@@ -39,7 +39,7 @@ ENDED = struct.Struct("!qi?")
 # In place of the job's number: a note follows, of so many bytes as the exit code says.
 NOTE = -1
 # Linux passes no more descriptors in one message; one of them is the keeper's socket.
-MOST_DESCRIPTORS = 253
+MAX_DESCRIPTORS = 253
 # Bytes of a note: as many as a socket takes at once.
 _LONGEST_NOTE = 4096
 
@@ -158,7 +158,7 @@ def _accept_job(
 ) -> bool:
     """Fork a keeper for the job that waits on `sock`; return whether the launcher is still there."""
     try:
-        data, descriptors, flags, _ = socket.recv_fds(sock, JOB.size, MOST_DESCRIPTORS)
+        data, descriptors, flags, _ = socket.recv_fds(sock, JOB.size, MAX_DESCRIPTORS)
     except OSError:
         return False
     if not data:

@@ -685,8 +685,8 @@ def test_a_preloader_that_is_killed_while_it_imports(runner: Runner) -> None:
     )
     process = runner.start(sys.executable, app, *launch(runner, "[good]"))
     runner.wait_until((runner.cwd / "importing").exists)
-    (preloader,) = [pid for pid in runner.alive() if Path(f"/proc/{pid}/comm").read_text() == "ddp-preloader\n"]
-    os.kill(preloader, signal.SIGKILL)
+    (fork_server,) = [pid for pid in runner.alive() if Path(f"/proc/{pid}/comm").read_text() == "ddp-preloader\n"]
+    os.kill(fork_server, signal.SIGKILL)
     stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, stdout + stderr
     assert "preload: importing good ended the preloader: signal 9 (SIGKILL)" in " ".join(stdout.split())

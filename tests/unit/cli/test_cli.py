@@ -174,23 +174,23 @@ def test_a_journal_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_a_sweep_that_ended(sweep: SweepPaths) -> None:
     """Nobody has its claim: what had not ended by then is lost, what waited was never started."""
-    sight = SweepReader(sweep).look()
-    assert [job.state for job in sight.record.jobs.values()] == [
+    snapshot = SweepReader(sweep).look()
+    assert [job.state for job in snapshot.record.jobs.values()] == [
         JobState.COMPLETED,
         JobState.FAILED,
         JobState.LOST,
         JobState.NEVER_STARTED,
     ]
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(11))
-    assert in_words(sight) == f"Ended at {at}, while job 2 was running."
+    assert in_words(snapshot) == f"Ended at {at}, while job 2 was running."
 
 
 def test_a_sweep_that_was_stopped(tmp_path: Path) -> None:
     """The signal is named."""
     ends = (SweepStopped(12, "SIGINT"), JobEnded(13, 2, False, None, "", "stopped", 1.0))
-    sight = SweepReader(make_sweep(tmp_path / "sweep", *ends)).look()
-    assert in_words(sight).startswith("Stopped by SIGINT at ")
-    assert in_words(sight).endswith(":13.")
+    snapshot = SweepReader(make_sweep(tmp_path / "sweep", *ends)).look()
+    assert in_words(snapshot).startswith("Stopped by SIGINT at ")
+    assert in_words(snapshot).endswith(":13.")
 
 
 def test_a_sweep_whose_launching_process_was_killed(sweep: SweepPaths) -> None:
@@ -206,10 +206,10 @@ def test_a_sweep_whose_launching_process_was_killed(sweep: SweepPaths) -> None:
 def test_a_live_sweep(sweep: SweepPaths) -> None:
     """Its claim is locked: what runs runs."""
     with held(sweep, LockOwner(7, "elsewhere", "2026-11-30 12:00:00")):
-        sight = SweepReader(sweep).look()
-    assert in_words(sight) == "Running: process 7 on elsewhere, since 2026-11-30 12:00:00."
-    assert sight.record.jobs[2].state is JobState.RUNNING
-    assert sight.record.jobs[3].state is JobState.WAITING
+        snapshot = SweepReader(sweep).look()
+    assert in_words(snapshot) == "Running: process 7 on elsewhere, since 2026-11-30 12:00:00."
+    assert snapshot.record.jobs[2].state is JobState.RUNNING
+    assert snapshot.record.jobs[3].state is JobState.WAITING
 
 
 def test_a_watch_sees_what_is_added(sweep: SweepPaths) -> None:

@@ -116,7 +116,7 @@ def test_half_a_message_of_a_peer_that_went(ends: tuple[socket.socket, socket.so
     raw.sendall(frame("whole") + frame("half")[:-1])
     raw.close()
     assert channel.receive() == ["whole"]
-    assert channel.lost
+    assert channel.disconnected
 
 
 def test_sending_to_a_peer_that_is_gone(ends: tuple[socket.socket, socket.socket]) -> None:

@@ -61,15 +61,18 @@ def test_a_command_passes_hydras_grammar(overrides: list[str], run_dir: str) -> 
 @settings(max_examples=50, deadline=None)
 def test_a_recipe_passes_hydras_grammar(config_name: str | None, hydra_overrides: list[str]) -> None:
     """What a rank needs to compose its config reaches its sweeper as it is."""
-    recipe = ComposeArgs(config_name, tuple(hydra_overrides), TaskId("__main__", "make.<locals>.main", 2))
-    parsed = OverridesParser.create().parse_overrides(list(quoting.recipe_arguments(recipe)))
+    compose_args = ComposeArgs(config_name, tuple(hydra_overrides), TaskId("__main__", "make.<locals>.main", 2))
+    parsed = OverridesParser.create().parse_overrides(list(quoting.compose_arguments(compose_args)))
     options = {override.key_or_group.removeprefix("hydra.sweeper."): str(override.value()) for override in parsed}
-    assert quoting.read_recipe(options.get("config_name"), options["hydra_overrides"], options["task"]) == recipe
+    assert (
+        quoting.read_compose_args(options.get("config_name"), options["hydra_overrides"], options["task"])
+        == compose_args
+    )
 
 
 def test_a_rank_with_a_payload_has_no_recipe() -> None:
     """Without the options there is nothing to compose from."""
-    assert quoting.read_recipe(None, None, None) is None
+    assert quoting.read_compose_args(None, None, None) is None
 
 
 @given(override_strings)

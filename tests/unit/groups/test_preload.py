@@ -95,7 +95,7 @@ def test_preloaders_that_are_lost_again_and_again(caplog: pytest.LogCaptureFixtu
     for _ in range(3):
         link: Any = preload.link()
         assert link is not None
-        link.ready_at, link.lost = 0.0, True
+        link.ready_at, link.disconnected = 0.0, True
     assert preload.link() is None
     assert preload.link() is None
     assert preload.admit(0, group()).program_at is None

@@ -56,7 +56,7 @@ def test_a_report_through_a_socket_that_stays_open(ends: tuple[Channel, Channel]
     ends[1].send(GroupReport((), None, None))
     job.hear()
     now = time.monotonic()
-    assert not job.channel.lost
+    assert not job.channel.disconnected
     job.check_stuck(now + 4)
     assert spawner.done == []
     job.check_stuck(now + 6)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import OptionError
 from hydra_plugins.hydra_ddp_subprocess_launcher.resources.schedule import (
-    MOST_OVERTAKEN,
+    MAX_OVERTAKEN,
     DevicePool,
     Placement,
     Schedule,
@@ -133,7 +133,7 @@ def test_a_large_job_is_overtaken_at_most_so_often() -> None:
     """Smaller jobs pass one that does not fit; after eight of them the devices that come back are kept for it."""
     schedule = scheduled(DevicePool(("0", "1")), [1, 2, *[1] * 20])
     assert [turn.job for turn in start_all(schedule)] == [0, 2]
-    for started in range(3, 2 + MOST_OVERTAKEN):
+    for started in range(3, 2 + MAX_OVERTAKEN):
         schedule.end(min(schedule.running))
         assert [turn.job for turn in start_all(schedule)] == [started]
     schedule.end(min(schedule.running))
@@ -252,7 +252,7 @@ def check_nothing_idles(schedule: Schedule, sizes: list[int], played: Played) ->
     free = sum(used[device] < pool.jobs_per_device for device in pool.devices)
     head = schedule.waiting[0]
     assert free < sizes[head]
-    if played.overtaken[head] < MOST_OVERTAKEN:
+    if played.overtaken[head] < MAX_OVERTAKEN:
         assert all(free < sizes[job] for job in schedule.waiting)
 
 
@@ -290,7 +290,7 @@ def test_any_sweep(sweep: tuple[DevicePool, list[int], list[float], set[int]]) -
     played = play(pool, sizes, durations, cancelled)
     check_devices(pool, sizes, played)
     assert set(range(len(sizes))) - cancelled <= set(played.ended) == set(played.began)
-    assert max(played.overtaken.values(), default=0) <= MOST_OVERTAKEN
+    assert max(played.overtaken.values(), default=0) <= MAX_OVERTAKEN
 
 
 @given(sweeps(mixed=False))

@@ -59,7 +59,7 @@ GRANDCHILDREN = {
 def test_more_jobs_than_the_queue_holds(link: SpawnerLink) -> None:
     """A spawner that is asked for hundreds of keepers at once is not taken for a lost one."""
     channels = [Channel(link.start_keeper(number)) for number in range(300)]
-    assert not link.lost
+    assert not link.disconnected
     for channel in channels:
         channel.close()
     ended: list[int] = []
@@ -153,7 +153,7 @@ def test_a_killed_spawner_leaves_its_jobs_running(tmp_path: Path) -> None:
     job.wait("started")
     link.kill()
     deadline = time.monotonic() + PATIENCE_S
-    while not link.lost:
+    while not link.disconnected:
         assert time.monotonic() < deadline
         job.hear()
     (tmp_path / "go").touch()
@@ -179,7 +179,7 @@ def test_a_keeper_that_fails_says_of_what(link: SpawnerLink) -> None:
     ended: list[KeeperEnded] = []
     deadline = time.monotonic() + PATIENCE_S
     while not (reports and ended) and time.monotonic() < deadline:
-        select.select([link, *([] if channel.lost else [channel])], [], [], 0.1)
+        select.select([link, *([] if channel.disconnected else [channel])], [], [], 0.1)
         reports += channel.receive()
         ended += link.receive()
     (report,) = reports
@@ -232,11 +232,11 @@ def test_how_a_spawner_ended_that_could_not_serve(code: str, words: list[str]) -
 
     link = SpawnerLink(start)
     deadline = time.monotonic() + PATIENCE_S
-    while not link.lost and time.monotonic() < deadline:
+    while not link.disconnected and time.monotonic() < deadline:
         select.select([link], [], [], 0.1)
         link.receive()
     link.close()
-    assert link.lost and all(word in link.ending for word in words), link.ending
+    assert link.disconnected and all(word in link.ending for word in words), link.ending
 
 
 def test_a_lost_launcher_ends_its_jobs(tmp_path: Path) -> None:
