@@ -273,7 +273,6 @@ def stop_sweep(watch: SweepReader, say: Callable[[str], object], *, now: bool) -
     """Ask a running sweep to end, and say what will happen.
 
     Args:
-        watch: On the sweep.
         say: Is given the lines.
         now: Kill its jobs at once.
 
@@ -364,7 +363,6 @@ class Tail:
     """Read one log, and what takes its place when the job is started again.
 
     Args:
-        path: The log.
         prefix: Put before each line, which is then read as a whole and in its last state; empty: bytes as they are.
     """
 
@@ -441,9 +439,7 @@ def print_logs(job: JobRecord, rank: int | None, attempt: int | None, out: Binar
 
     Args:
         job: One that was started.
-        rank: As of `chosen_ranks`.
         attempt: Number of an earlier start; None: the last one.
-        out: Where.
 
     Raises:
         CommandError: when there is none, or it cannot be read.
@@ -484,10 +480,7 @@ def follow_logs(watch: SweepReader, number: int, rank: int | None, out: BinaryIO
     """Print logs as they grow, until the job is over.
 
     Args:
-        watch: On the sweep.
         number: Number of the job.
-        rank: As of `chosen_ranks`.
-        out: Where.
 
     Raises:
         CommandError: when there is no such job or rank, or the job was never started.

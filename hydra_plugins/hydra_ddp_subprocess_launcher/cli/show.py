@@ -42,7 +42,6 @@ def status(snapshot: SweepSnapshot, out: TextIO) -> str:
     """Return the state of a sweep in words, its board, and the table of its jobs when it is over.
 
     Args:
-        sight: The sweep.
         out: For which terminal, if it is one.
     """
     lines = [in_words(snapshot), *_board_lines(snapshot, out)]
@@ -67,12 +66,7 @@ def _is_unicode(out: TextIO) -> bool:
 
 
 def watch_status(watch: SweepReader, out: TextIO) -> None:
-    """Show the state of a sweep until it is over: on a terminal painted anew, else again whenever a job goes on.
-
-    Args:
-        watch: On the sweep.
-        out: Where.
-    """
+    """Show the state of a sweep until it is over: on a terminal painted anew, else again whenever a job goes on."""
     at_terminal = out.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     snapshot = (_repaint if at_terminal else _print_changes)(watch, out)
     out.write(status(snapshot, out))
@@ -121,7 +115,6 @@ def write_picture(snapshot: SweepSnapshot, path: str) -> None:
     """Write the board, and the table of jobs of a sweep that is over, as an SVG picture.
 
     Args:
-        sight: The sweep.
         path: The file; its name ends in .svg.
 
     Raises:
@@ -214,7 +207,6 @@ def join(environ: Mapping[str, str], snapshot: SweepSnapshot | None) -> Info:
     """Look at this machine, and at a sweep.
 
     Args:
-        environ: The environment.
         sight: The sweep; None: there is none.
     """
     nvml = Nvml(_DEVICE_VARIABLE, {})
@@ -486,7 +478,6 @@ def draw_timeline(timeline: Timeline, path: str) -> None:
     """Write a picture.
 
     Args:
-        timeline: Of which sweep.
         path: The file; its name tells the format.
 
     Raises:

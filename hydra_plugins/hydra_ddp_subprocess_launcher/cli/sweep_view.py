@@ -122,11 +122,7 @@ def _holds(folder: str, job: JobRecord) -> bool:
 
 
 class SweepReader:
-    """Look at a sweep again and again; its journal is read when it has changed.
-
-    Args:
-        paths: Where it is.
-    """
+    """Look at a sweep again and again; its journal is read when it has changed."""
 
     def __init__(self, paths: SweepPaths) -> None:
         self._paths = paths

@@ -154,7 +154,6 @@ def move_aside(folder: str, entries: Sequence[str]) -> str | None:
     """Move entries of a folder into a new `earlier_<n>` in it, and return that; None: there were none to move.
 
     Args:
-        folder: The folder.
         entries: Their names, or paths; what is an earlier one already stays.
     """
     moved = [entry for entry in entries if not os.path.basename(entry).startswith(_EARLIER)]
@@ -175,7 +174,6 @@ def _replacing(path: str, mode: int) -> Iterator[int]:
     """Give a descriptor of a temporary file that takes the place of `path` when the block ends well.
 
     Args:
-        path: The file.
         mode: Its permissions, of which the umask takes its part.
     """
     # By hand, as `tempfile` would take ten milliseconds of every rank's start.
@@ -231,7 +229,6 @@ def load(data: bytes, source: str) -> Any:
     """Invert `dump`.
 
     Args:
-        data: What it has returned.
         source: Where that was found, for the error.
 
     Raises:

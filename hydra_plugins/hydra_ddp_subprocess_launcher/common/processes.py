@@ -48,7 +48,6 @@ def signal_at_parents_end(parent: int, number: int) -> None:
 
     Args:
         parent: Pid of the process that forked this one.
-        number: The signal.
     """
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:

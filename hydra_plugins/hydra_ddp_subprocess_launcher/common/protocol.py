@@ -206,7 +206,6 @@ class GroupSpec:
         """Return the process of one rank of the group.
 
         Args:
-            rank: The rank.
             held: Descriptors that it only holds.
             terminal: Descriptors of its stdin, stdout and stderr; empty: it has its log.
         """

@@ -57,10 +57,6 @@ def masked(argv: Sequence[str]) -> tuple[str, ...]:
 def rank_line(facts: Mapping[str, Any], rank: int) -> str:
     """Return the command that runs one rank of a job again, with its directory and environment.
 
-    Args:
-        facts: What `job.json` has.
-        rank: The rank.
-
     Raises:
         IndexError: when the job has no such rank.
     """
@@ -113,9 +109,7 @@ def repeat_line(sweep_dir: str, job: int, rank: int) -> str:
     """Return a short line that runs one rank of a job again: what `hydra-ddp command` prints, evaluated.
 
     Args:
-        sweep_dir: Sweep directory.
         job: Number of the job.
-        rank: The rank.
     """
     program = "hydra-ddp"
     if shutil.which(program) is None:
@@ -130,7 +124,6 @@ def overrides_again(overrides: Sequence[str], sweep_dir: str, *, resume: str) ->
 
     Args:
         overrides: Those of the sweep (`hydra.overrides.hydra`).
-        sweep_dir: Its directory.
         resume: How: the sweeper proposes the same jobs.
     """
     return [

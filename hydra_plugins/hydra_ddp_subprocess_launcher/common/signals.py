@@ -143,10 +143,6 @@ def recorded_signals(numbers: Sequence[int], *, impatient: bool = False) -> Iter
 
     Outside the main thread, where Python allows no handlers, nothing is recorded. A signal that is ignored stays
     ignored: `nohup` and a shell's `&` mean it.
-
-    Args:
-        numbers: The signals.
-        impatient: As of RecordedSignals.
     """
     recorder = RecordedSignals(impatient=impatient)
     earlier: dict[int, Callable[..., object] | int | None] = {}
@@ -203,7 +199,6 @@ class ShutdownController:
         """Return what a signal asks for that has arrived.
 
         Args:
-            number: One of STOP_SIGNALS.
             now: Monotonic seconds.
         """
         if self.stopped_by is None:
@@ -250,9 +245,6 @@ _SAID = "_hydra_ddp_has_said_why"
 
 def leave(number: int) -> NoReturn:
     """End this process as a signal asks that has stopped a batch.
-
-    Args:
-        number: The signal.
 
     Raises:
         KeyboardInterrupt: after Ctrl-C.

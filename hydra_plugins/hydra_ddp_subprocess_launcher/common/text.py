@@ -16,7 +16,6 @@ def pluralize(count: int | str, noun: str) -> str:
 
     Args:
         count: How many; `1-2` and `1 or 2` are not one.
-        noun: One of them.
     """
     return f"{count} {noun if str(count) == '1' else plural(noun)}"
 

@@ -189,7 +189,6 @@ def seconds_left(by_state: _ByState, at_once: int, now: float) -> float | None:
     As if each took as long as the mean of those that completed, or failed where none has, and no device were idle.
 
     Args:
-        by_state: The jobs.
         at_once: Most of them that run at a time.
         now: Unix time in seconds.
     """

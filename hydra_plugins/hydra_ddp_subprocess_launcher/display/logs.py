@@ -49,7 +49,6 @@ class LogTee:
     """Read what arrives in one rank's log, as it is to be shown on the terminal.
 
     Args:
-        path: The log.
         prefix: Put before each line.
         raw: Show text as it comes, so that progress bars move; else each line when it is whole, in its last state and
             without what would move the cursor. A raw log has no prefix.
@@ -139,11 +138,7 @@ class Showing(Protocol):
 
 
 class LogView:
-    """Show what arrives in the logs of many ranks, as much at a time as a person could read.
-
-    Args:
-        terminal: Where.
-    """
+    """Show what arrives in the logs of many ranks, as much at a time as a person could read."""
 
     def __init__(self, terminal: Showing) -> None:
         self._terminal = terminal
@@ -168,7 +163,6 @@ class LogView:
         """Show what is new.
 
         Args:
-            tees: One a log.
             last: Nothing more will come. What the terminal does not take now is shown later.
         """
         self._tees += len(tees) if self._due else 0

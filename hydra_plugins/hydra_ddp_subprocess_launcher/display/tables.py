@@ -74,8 +74,6 @@ def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]], right: Coll
     """Return a table as wide as the terminal.
 
     Args:
-        titles: Of its columns.
-        rows: Their cells.
         right: Titles of the columns that are set flush right.
     """
     from rich.console import Console
@@ -132,7 +130,6 @@ class Summary:
         """Show the jobs that are over.
 
         Args:
-            recorder: What has happened.
             numbers: Of which jobs; None: of all.
         """
         recorder.flush(last=True)

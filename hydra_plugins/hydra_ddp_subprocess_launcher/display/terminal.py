@@ -115,9 +115,6 @@ class Board:
     """Lines at the end of a terminal that are drawn again and again, by rich.
 
     The cursor stays visible, and below the board: whoever kills the program leaves the terminal as it should be.
-
-    Args:
-        out: The terminal.
     """
 
     def __init__(self, out: TextIO) -> None:
@@ -223,7 +220,6 @@ class _Output(io.TextIOBase):
         """Let text scroll by, above the board if there is one.
 
         Args:
-            text: The text.
             by: Who shows it. Each line is whole, whoever wrote between its parts.
             through: Writes it on its own; None: it is queued.
         """

@@ -43,7 +43,6 @@ class NodeRunner:
     """Run groups in the main thread, and obey signals.
 
     Args:
-        number: Of this node.
         rendezvous: The processes like this one on the job's other nodes.
         preempted_by: Signal by which a cluster tells that the job will be interrupted and started again; None: none.
         parent: Process without which nobody could end this one any more; None: there is none.
@@ -113,11 +112,7 @@ class NodeRunner:
         self._obey()
 
     def leave(self, why: str = "") -> None:
-        """Tell the other nodes that this one takes no further part.
-
-        Args:
-            why: One line.
-        """
+        """Tell the other nodes that this one takes no further part."""
         self._rendezvous.leave(why)
 
     def run_group(
@@ -131,9 +126,7 @@ class NodeRunner:
         """Run this node's group of one start until nothing of it is left, and return what became of it.
 
         Args:
-            spec: The start.
             group: What this node's keeper needs.
-            allocation: What it holds here.
             attempt: Which start of the job it is.
             held: Descriptors that its keeper holds until it is over.
 
@@ -195,11 +188,8 @@ class Follower:
     """Run this node's part of the jobs of one `launch()` call, as the first node starts them.
 
     Args:
-        context: The sweep.
         overrides: Override strings of each job, by its number, in order.
-        rendezvous: The sweep's launching processes.
         pool: The devices of this node.
-        allocator: Acquires them.
     """
 
     def __init__(

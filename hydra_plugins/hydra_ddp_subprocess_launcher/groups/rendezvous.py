@@ -60,11 +60,7 @@ class Rendezvous:
         """Learn from the report on a job what its keepers know of another node."""
 
     def leave(self, why: str = "") -> None:
-        """Tell the other nodes that this one takes no further part.
-
-        Args:
-            why: One line.
-        """
+        """Tell the other nodes that this one takes no further part."""
 
 
 class NodeRendezvous(Rendezvous):
@@ -73,7 +69,6 @@ class NodeRendezvous(Rendezvous):
     Args:
         folder: Of this run of the sweep alone.
         node: Number of this node.
-        nnodes: Number of nodes.
         arrive_s: Seconds after which a node that has not come will not come any more.
     """
 
@@ -98,7 +93,6 @@ class NodeRendezvous(Rendezvous):
         Args:
             meetings: Folder on a file system that all nodes see, absolute.
             node: Number of this node.
-            nnodes: Number of nodes.
 
         Raises:
             StartError: when the nodes cannot meet, or one of them leaves before all have come.
@@ -178,11 +172,7 @@ class NodeRendezvous(Rendezvous):
             self.leave(self._departed)
 
     def observe(self, report: GroupReport | None) -> None:
-        """Take note of what keepers have told of another node's process.
-
-        Args:
-            report: Of a job.
-        """
+        """Take note of what keepers have told of another node's process."""
         if report is None or report.first_node in (None, self._node) or self._departed:
             return
         if report.reason is StopReason.LAUNCHER_LOST:
@@ -215,11 +205,7 @@ class NodeRendezvous(Rendezvous):
         return self._departed
 
     def leave(self, why: str = "") -> None:
-        """Tell the others that this node takes no further part.
-
-        Args:
-            why: One line.
-        """
+        """Tell the others that this node takes no further part."""
         # Not at the end of a process that the user's program has forked.
         if os.getpid() == self._pid:
             self._peers.tell_failure(GroupReport((), StopReason.ORDERED, None, " ".join(why.split()).rstrip(".")))
@@ -337,7 +323,6 @@ class JobFolder:
 
         Args:
             key: Which one it is, so that nobody takes an earlier one for it.
-            spec: The start.
 
         Raises:
             OSError: when the folder cannot be written.

@@ -217,7 +217,6 @@ class RunningJob:
         """Return how to start the job once more, now that it is over; None: its end stands.
 
         Args:
-            completed: Whether it has.
             own_port: Whether the port was chosen here, so that another one can be.
         """
         if completed or self.has_leftovers:
@@ -302,8 +301,6 @@ class JobMonitor:
 
         Args:
             spec: The start of the job.
-            group: What its keeper needs.
-            allocation: What the job holds.
             attempt: Which start of it this is.
             held: Descriptors that the keeper holds until its job is over.
             tees: One a rank that is shown.

@@ -62,9 +62,6 @@ def start_spawner(descriptor: int, errors: int) -> subprocess.Popen[bytes]:
 class SpawnerLink:
     """The launching process's end: start the spawner, hand it jobs, learn which keepers ended.
 
-    Args:
-        start: Starts it.
-
     Attributes:
         disconnected: Whether it is gone.
         ready_at: When it could serve, monotonic seconds; infinite: it cannot yet.
@@ -213,13 +210,7 @@ class RankProgram:
 
 
 class ForkServerLink(SpawnerLink):
-    """The launching process's end of a preloader.
-
-    Args:
-        program: What its ranks run.
-        spec: What it does.
-        environment: All its variables.
-    """
+    """The launching process's end of a preloader."""
 
     def __init__(self, program: RankProgram, spec: ForkServerSpec, environment: Mapping[str, str]) -> None:
         super().__init__(functools.partial(_start, program, spec, environment))
@@ -295,8 +286,6 @@ class ForkServer:
 
     Args:
         modules: Names of the modules; None: `auto`.
-        program: What ranks run.
-        device_env_var: The visible-devices variable.
     """
 
     def __init__(self, modules: Sequence[str] | None, program: RankProgram, device_env_var: str) -> None:

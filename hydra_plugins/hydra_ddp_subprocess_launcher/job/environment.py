@@ -196,12 +196,7 @@ def error_file(spec: LaunchSpec, rank: int) -> str:
 
 
 def rank_environments(base: Mapping[str, str], spec: LaunchSpec) -> tuple[dict[str, str], ...]:
-    """Return what each rank has of its own, to be laid over the group's: one mapping a rank, on whatever node.
-
-    Args:
-        base: As of `group_environment`.
-        spec: Likewise.
-    """
+    """Return what each rank has of its own, to be laid over the group's: one mapping a rank, on whatever node."""
 
     def scheduler_names(rank: int) -> dict[str, str]:
         own = {"rank": rank, "local_rank": rank % spec.nproc, "node": rank // spec.nproc}
@@ -243,10 +238,6 @@ def locked_for_this_rank(environ: Mapping[str, str]) -> frozenset[str]:
 def refuse_as_rank(environ: Mapping[str, str], orig_argv: Sequence[str] = ()) -> None:
     """Refuse to launch from a process that is itself one of several.
 
-    Args:
-        environ: Its variables.
-        orig_argv: Its command line.
-
     Raises:
         StartError: naming the variables that tell, and how to start instead.
     """
@@ -281,7 +272,6 @@ def with_terminal_size(environment: Mapping[str, str], size: os.terminal_size | 
     """Return the environment with COLUMNS and LINES, as a rank prints to a file; the user's values stay.
 
     Args:
-        environment: What ranks start from.
         size: Of the launching process's terminal; None: it has none.
     """
     # A terminal may not know its own size.
@@ -296,8 +286,6 @@ def with_omp_threads(
     """Return the environment with OMP_NUM_THREADS: the option, else the user's value, else a share of the cores.
 
     Args:
-        environment: What ranks start from.
-        chosen: The option `omp_num_threads`.
         cores: Processor cores that may be used.
         ranks_at_once: The most ranks that run at once.
     """

@@ -68,8 +68,6 @@ def freeze(config: DictConfig, job_num: int, run_dir: str | None = None, job_id:
     """Make a composed job config final, in place, so that every process resolves it alike.
 
     Args:
-        config: Of the job.
-        job_num: Its number.
         run_dir: Its run directory, absolute; None: what the config says.
         job_id: What `hydra.job.id` shall be; None: the number.
 
@@ -111,9 +109,7 @@ def set_job_id(config: DictConfig, token: str, job_id: str, run_dir: str) -> Non
     """Put the job's id where a token stood for it while it was not known.
 
     Args:
-        config: A frozen config.
         token: What `freeze` was given as `job_id`.
-        job_id: The id.
         run_dir: The run directory, with the id in it, absolute.
     """
     with read_write(config.hydra), open_dict(config.hydra):

@@ -60,7 +60,6 @@ def carry_resolvers(dump: Callable[[object], bytes], *, without_program: bool) -
     """Return what ranks may lack, by name.
 
     Args:
-        dump: Pickles.
         without_program: Whether ranks do not run the program, so that they lack all that it has registered.
     """
     return {
@@ -79,7 +78,6 @@ def restore_resolvers(
     Args:
         carried: What the launching process has.
         dump: Pickles as it did.
-        load: Its counterpart.
     """
     for name, resolver in carried.items():
         own = BaseContainer._resolvers.get(name)
@@ -172,12 +170,7 @@ _LONGEST_SUFFIX = 16
 
 
 class OwnFiles:
-    """Names of the files that a rank > 0 writes in place of rank 0's, one for each of those.
-
-    Args:
-        folder: Where they lie.
-        rank: The rank.
-    """
+    """Names of the files that a rank > 0 writes in place of rank 0's, one for each of those."""
 
     def __init__(self, folder: str, rank: int) -> None:
         self._folder = folder

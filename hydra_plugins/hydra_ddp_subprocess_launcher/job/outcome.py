@@ -79,7 +79,6 @@ def as_stored(outcome: Outcome, main_namespace: Mapping[str, Any] | None) -> Out
     """Return an outcome whose texts are bounded: a message may have megabytes, and all of it is in the log.
 
     Args:
-        outcome: What happened.
         main: Names of the program's `__main__`.
     """
     stored = replace(
@@ -209,7 +208,6 @@ class RankCallbacks(Callbacks):
     """The callbacks of rank 0. A process that it forks, and that goes on in the job, calls none.
 
     Args:
-        callbacks: The sweep's.
         paths: Files of the job.
         main: Namespace of the program's `__main__`; None: there is no program.
         before_job: Is called after those of `on_job_start`, directly before the job's function.
@@ -272,7 +270,6 @@ def end_job(callbacks: Callbacks, run_dir: str, config: DictConfig, job_return: 
         callbacks: The sweep's, for a rank 0 that has not stored its own.
         run_dir: Run directory of the job.
         config: Config of the job.
-        job_return: How it ended.
     """
     if not callbacks.callbacks:
         return

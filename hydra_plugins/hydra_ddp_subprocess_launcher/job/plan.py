@@ -147,7 +147,6 @@ class JobPlanner:
     """Compose and freeze the jobs of a sweep.
 
     Args:
-        context: The sweep.
         cache: Configs that the sweeper has composed.
         sizes: Bounds the ranks of a job.
         known: What earlier runs have recorded.
@@ -200,7 +199,6 @@ class JobPlanner:
 
         Args:
             number: Number of the job.
-            overrides: Its override strings.
             config: Composed from them; it is made final in place.
 
         Raises:
@@ -315,9 +313,7 @@ def build_launch_spec(
     """Return one start of a job, without writing anything.
 
     Args:
-        plan: The job.
         attempt: Which start of it this is.
-        allocation: What it holds.
         settings: Options of the sweep.
         rendezvous_dir: Directory in which the nodes of its starts find each other, absolute; empty: it has one node.
     """
@@ -384,8 +380,6 @@ def write_job_files(spec: LaunchSpec, group: GroupSpec, payload: Payload, config
 
     Args:
         spec: The start of the job.
-        group: Of the node that writes.
-        payload: What the ranks read.
         config_yaml: The job's own config, not resolved.
 
     Raises:
@@ -431,7 +425,6 @@ def refuse_shared_run_dir(run_dir: str, in_use: Iterable[tuple[int, str]]) -> No
     """Refuse a run directory that another job has.
 
     Args:
-        run_dir: The directory.
         in_use: Number and run directory of the jobs that have one.
 
     Raises:

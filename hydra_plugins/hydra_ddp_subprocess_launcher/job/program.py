@@ -70,10 +70,6 @@ class FunctionEntry:
 def find_entry(chosen: Entry, task_function: TaskFunction) -> ProgramEntry | FunctionEntry:
     """Find out what the ranks can run.
 
-    Args:
-        chosen: The option `entry`.
-        task_function: What a job calls.
-
     Raises:
         StartError: when the program cannot be run again as a rank, or the function cannot be pickled.
     """
@@ -178,10 +174,8 @@ def rank_command(
     """Return the command of a job's ranks and the directory in which they start.
 
     Args:
-        entry: What they run.
         wrapper: Command to put before it.
         run_dir: Run directory of the job.
-        overrides: Its override strings.
         recipe: How a rank of a program composes its config; None: it reads a payload.
     """
     if isinstance(entry, FunctionEntry):
@@ -288,7 +282,6 @@ def command_as_typed(start: ProcessStart, found: str | None, program: Program) -
     Args:
         start: How this process was started.
         found: Where a shell finds the interpreter that was typed; None: nowhere.
-        program: What its ranks run.
     """
     module = _module(start)
     position = _script_position(start, module, _script(start))
@@ -369,7 +362,6 @@ def refuse_additions(start: ProcessStart, parser: argparse.ArgumentParser) -> No
 
     Args:
         start: How this process was started.
-        parser: Hydra's own argument parser.
 
     Raises:
         StartError: when it added flags that its ranks cannot have.
@@ -426,7 +418,6 @@ def config_flags(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[s
 
     Args:
         argv: Arguments of the program, without its name.
-        parser: Hydra's own argument parser.
     """
     args, _ = parser.parse_known_args(list(argv))
     flags = []
@@ -441,7 +432,6 @@ def config_name_flag(argv: Sequence[str], parser: argparse.ArgumentParser) -> li
 
     Args:
         argv: Arguments of the program, without its name.
-        parser: Hydra's own argument parser.
     """
     args, _ = parser.parse_known_args(list(argv))
     return [] if args.config_name is None else ["--config-name", args.config_name]
@@ -489,7 +479,6 @@ class SourceWatch:
         """Say, once a file, that it changed.
 
         Args:
-            rule: What follows from that.
             preloaded: Whether ranks have modules that were imported before (`preload`).
 
         Raises:

@@ -47,8 +47,6 @@ def run_program_rank(
         run_dir: Run directory of the job, percent-encoded.
         overrides: Its overrides, percent-encoded; None: they were too long for a command.
         recipe: The options `config_name`, `hydra_overrides` and `task` of DDPRankSweeperConf.
-        task_function: What this `hydra.main` decorates.
-        hydra_context: Hydra's.
 
     Raises:
         SystemExit: when the job has ended; code 1 where it failed.
@@ -406,7 +404,6 @@ def identify(task_function: Any, sweeps: Counter[tuple[str, str]]) -> TaskId:
     name are counted.
 
     Args:
-        task_function: What `hydra.main` decorates.
         sweeps: The count to carry on.
     """
     function = inspect.unwrap(task_function)

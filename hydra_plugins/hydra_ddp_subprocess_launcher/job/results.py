@@ -85,7 +85,6 @@ def has_completed(report: GroupReport, outcomes: Sequence[Outcome | None]) -> bo
     A bad exit beats a good outcome, except after every rank had stored a good one: then only tear-down failed.
 
     Args:
-        report: The keeper's.
         outcomes: What each rank stored; None: nothing.
     """
     good = all(outcome is not None and outcome.completed for outcome in outcomes)
@@ -110,7 +109,6 @@ def resolve_result(report: GroupReport | None, spec: LaunchSpec, keeper_code: in
 
     Args:
         report: The keeper's; None: it was lost.
-        spec: What was started.
         keeper_code: Exit code of the keeper; None: not known.
     """
     if report is None:
@@ -339,9 +337,7 @@ def advice_on(failure: Failure, shown: str, world_size: int) -> str:
     """Return what to do about an error of a known kind; empty: it is of none.
 
     Args:
-        failure: The failure.
         shown: What is shown of its traceback or log.
-        world_size: Number of ranks.
     """
     if f"OSError: [Errno {errno.ENOTTY}]" in shown:
         return NO_TERMINAL_ADVICE
@@ -440,9 +436,7 @@ def make_job_return(
     """Build what the sweeper gets, from the launching process's own config and the result.
 
     Args:
-        overrides: Of the job.
         config: Frozen config, which is used up; None: the job did not compose.
-        run_dir: Run directory.
         result: How the job ended.
         cached: The config, if it was cached; None: that is done now.
     """

@@ -125,7 +125,6 @@ def check_names(options: Mapping[str, Any], conf: Any) -> None:
     """Check that there are only options that the launcher has.
 
     Args:
-        options: The options.
         conf: Dataclass of the launcher's.
 
     Raises:
@@ -161,10 +160,6 @@ def _nodes(options: Mapping[str, Any], debug: bool) -> tuple[int, int]:
 def read_size(nproc_per_node: Any, devices_per_rank: Any) -> tuple[int | None, int]:
     """Return how many ranks (None for `auto`) and devices for each of them a job asks for.
 
-    Args:
-        nproc_per_node: That option.
-        devices_per_rank: That option.
-
     Raises:
         OptionError: for anything but whole numbers from 1 up, and `auto` for ranks.
     """
@@ -180,8 +175,6 @@ def whole(name: str, value: Any, least: int, word: str, most: int | None = None)
     """Return a whole number, or None for `null` where `word` says that it may stand.
 
     Args:
-        name: Of the option.
-        value: Its value.
         least: The smallest number that is valid.
         word: What may stand in its place; `null` gives None.
         most: The largest one; None: any.

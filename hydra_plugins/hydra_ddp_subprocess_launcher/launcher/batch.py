@@ -166,10 +166,8 @@ class JobStarter:
     """Start jobs on this machine.
 
     Args:
-        context: The sweep.
         allocator: Has locked the devices.
         rendezvous: The other nodes of the sweep.
-        sources: The program's source files.
         held: Descriptors that keepers hold until their job is over, beside the locks on devices.
         terminal: Stdin, stdout and stderr for rank 0; empty: it has its log.
     """
@@ -202,11 +200,9 @@ class JobStarter:
         """Start a job on its devices; return why it could not be started, if so.
 
         Args:
-            plan: The job.
             attempt: Which start of it this is.
             devices: Ids of its devices.
             base: What its ranks start from.
-            monitor: Starts its keeper.
             progress: Records and shows that it was started.
         """
         settings = self._context.settings
@@ -241,11 +237,7 @@ class Batch:
     """Run the jobs of one `launch()` call.
 
     Args:
-        context: The sweep.
         overrides: Override strings of each job, by its number, in order.
-        queue: These jobs.
-        starter: Starts them.
-        allocator: Acquires their devices.
         progress: Records and shows what happens.
         previous: What earlier runs of the sweep have done.
         rendezvous: The other nodes of the sweep.

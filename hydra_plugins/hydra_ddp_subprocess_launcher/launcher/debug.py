@@ -51,7 +51,6 @@ class DebugSession:
         """Return the rank for which alone a signal is; None: it is for the sweep, or for nobody.
 
         Args:
-            number: The signal.
             now: Monotonic seconds.
         """
         if not self.descriptors or self._stopping:

@@ -41,10 +41,7 @@ class DryRun:
     """Show the jobs of a sweep as shell commands. Nothing is started, and nothing is left behind.
 
     Args:
-        context: The sweep.
-        planner: Plans its jobs.
         pool: The devices that they would share.
-        allocator: Acquires these devices.
         previous: What earlier runs of the sweep have done.
         snapshot: What was there before the sweeper wrote.
     """
@@ -91,7 +88,6 @@ def print_dry_run(context: SweepContext, lines: Sequence[str]) -> None:
     """Print what a dry run shows of one batch.
 
     Args:
-        context: The sweep.
         lines: What to print, a line of the shell each.
 
     Raises:
@@ -143,8 +139,6 @@ class _Rehearsal:
     """Give the jobs of one batch their devices and ports as if all of them took equally long.
 
     Args:
-        context: The sweep.
-        queue: The jobs.
         previous: What earlier runs of the sweep have done.
         overrides: Override strings of each job, by its number, in order.
     """

@@ -42,10 +42,8 @@ class JobQueue:
     """The jobs of one batch until they start, and their devices until they end.
 
     Args:
-        context: The sweep.
         planner: Composes and plans its jobs.
         pool: The devices that they share.
-        allocator: Acquires these devices.
         overrides: Override strings of each job, by its number, in order.
 
     Raises:

@@ -46,8 +46,6 @@ class Progress:
     """Write down what happens in one batch, and show it.
 
     Args:
-        context: The sweep.
-        recorder: Records what happens.
         summary: What is shown at its end.
         overrides: Override strings of each job, by its number, in order.
         at_once: Most jobs that run at a time.
@@ -93,8 +91,6 @@ class Progress:
         """Take note that a job waits for its turn on a cluster.
 
         Args:
-            plan: The job.
-            job_id: Its id there.
             folder: Where its nodes report.
             executor: Submitit's name of the cluster.
         """
@@ -134,7 +130,6 @@ class Progress:
 
         Args:
             number: Number of the job.
-            result: How it ended.
             seconds: From its first start; None: it was never started.
         """
         if result.skipped:
@@ -168,11 +163,7 @@ class Progress:
         return [f"Repeat rank {rank}: {quoting.repeat_line(self._context.paths.sweep_dir, number, rank)}"]
 
     def stopped(self, name: str) -> None:
-        """Take note that a signal has stopped the sweep.
-
-        Args:
-            name: Of the signal.
-        """
+        """Take note that a signal has stopped the sweep."""
         self._recorder.record(SweepStopped(time.time(), name))
         self._stopped_by = name
         self._terminal.hurry()
@@ -195,12 +186,7 @@ class Progress:
     # The ranks' output
 
     def tees(self, plan: PlannedJob, paths: JobPaths) -> list[LogTee]:
-        """Return what shows the output of a job's ranks on the terminal.
-
-        Args:
-            plan: The job.
-            paths: Its files.
-        """
+        """Return what shows the output of a job's ranks on the terminal."""
         chosen, debug = self._context.settings.tee_ranks, self._context.settings.debug
         alone = self._at_once == 1
         if self._has_board and chosen == (0,) and not alone:
@@ -222,7 +208,6 @@ class Progress:
         """Show what is new in the ranks' output.
 
         Args:
-            tees: One a log.
             last: Nothing more will come.
         """
         self._view.show(tees, last=last)

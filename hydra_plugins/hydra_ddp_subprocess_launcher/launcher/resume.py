@@ -76,7 +76,6 @@ class PreviousRuns:
 
         Args:
             number: Number of the job.
-            overrides: Its override strings.
             task: Which function of the program it runs.
             config_hash: SHA-256 of its own config now, hexadecimal.
         """
@@ -94,13 +93,7 @@ class PreviousRuns:
         return replace(chosen, attempts=max(job.attempts for job in runs))
 
     def lost(self, number: int, overrides: Sequence[str], task: str) -> list[JobRecord]:
-        """Return the runs of a job, after `find`, that may still be on a cluster, as nobody has seen their end.
-
-        Args:
-            number: As of `find`.
-            overrides: As of `find`.
-            task: As of `find`.
-        """
+        """Return the runs of a job, after `find`, that may still be on a cluster, as nobody has seen their end."""
         runs = map(_as_stored, self._lost.get((number, tuple(overrides), task), ()))
         return [job for job in runs if not job.state.over]
 
@@ -114,7 +107,6 @@ class PreviousRuns:
         """Return a run directory that no other job has, for one that is new, or whose own directory is gone.
 
         Args:
-            run_dir: What its config says.
             known: What is known about it; None: it is new.
         """
         found, count = run_dir, 1
@@ -129,7 +121,6 @@ class PreviousRuns:
 
         Args:
             job: What is known about it; None: nothing.
-            config_yaml: Its own config now.
             config_hash: SHA-256 of that, hexadecimal.
         """
         if self._choice is None:
@@ -290,11 +281,6 @@ def open_sweep_dir(paths: SweepPaths, settings: LaunchSettings, submissions: Sub
 
 def read_sweep_dir(paths: SweepPaths, settings: LaunchSettings, submissions: Submissions) -> SweepState:
     """Return what a dry run reads of a sweep, and does not write.
-
-    Args:
-        paths: As of `open_sweep_dir`.
-        settings: As of `open_sweep_dir`.
-        submissions: As of `open_sweep_dir`.
 
     Raises:
         StartError: when it cannot be read.

@@ -66,9 +66,7 @@ class Sweep:
     """One sweep, from Hydra's `setup()` to its last `launch()`.
 
     Args:
-        context: What it is.
         cache: Configs that the sweeper composes between two calls.
-        runner: Runs its jobs.
     """
 
     def __init__(self, context: SweepContext, cache: ConfigCache, runner: BatchRunner) -> None:
@@ -107,12 +105,7 @@ class LocalRunner:
     """Run the jobs of a sweep on this machine, and as the first of several nodes.
 
     Args:
-        context: The sweep.
-        state: Its record.
-        planner: Plans its jobs.
         pool: The devices that they share.
-        allocator: Acquires these devices.
-        rendezvous: The other nodes.
         fork_server: Forks ranks; None: each is a new interpreter.
         summary: What is shown at the end of the sweep.
     """
@@ -188,10 +181,7 @@ class FollowingRunner:
     """Run this node's part of the jobs that the first node starts.
 
     Args:
-        context: The sweep.
-        rendezvous: The other nodes.
         pool: The devices of this node.
-        allocator: Acquires these devices.
     """
 
     def __init__(
@@ -222,9 +212,6 @@ def open_sweep(
     """Check all that can be checked before a job is known, and choose how the jobs of a sweep are run here.
 
     Args:
-        hydra_context: Hydra's.
-        task_function: What a job calls.
-        config: The sweep's own config.
         submissions: Jobs of earlier runs that may still be on a cluster.
 
     Raises:
@@ -311,7 +298,6 @@ def check_env_set(context: SweepContext, devices: tuple[str, ...] = ()) -> None:
     """Refuse a `hydra.job.env_set` with variables that are the launcher's.
 
     Args:
-        context: The sweep.
         devices: Ids of the devices that jobs share.
 
     Raises:
@@ -349,7 +335,6 @@ def make_summary(context: SweepContext, nnodes: int | None = None) -> Summary:
     """Return what is shown at the end of a sweep.
 
     Args:
-        context: The sweep.
         nnodes: Number of nodes on which its command is started; None: as many as its jobs have.
     """
     config, entry = context.config, context.entry

@@ -242,7 +242,6 @@ def write_results(path: str, jobs: Sequence[JobRecord]) -> None:
     """Write the table, whole or not at all.
 
     Args:
-        path: The file.
         jobs: Those that are over.
 
     Raises:
@@ -265,9 +264,7 @@ def sorted_table(table: list[list[str]], column: str, *, descending: bool) -> li
     """Return a table with its rows sorted: numbers by size, before texts; empty cells and NaN come last either way.
 
     Args:
-        table: As of `results_table`.
         column: Name of a column.
-        descending: The largest first.
 
     Raises:
         KeyError: when there is no such column.
@@ -292,7 +289,6 @@ def as_json(table: Sequence[Sequence[str]], jobs: Mapping[int, JobRecord]) -> st
     """Return the rows of a table as JSON: an object a job, with its value, overrides and devices as they are.
 
     Args:
-        table: As of `results_table`.
         jobs: The jobs in it, by number.
     """
     found = [jobs[int(row[0])] for row in table[1:]]

@@ -31,7 +31,6 @@ def find_devices(
     Args:
         chosen: The option `devices`; None: what this process may see.
         variable: Name of the visible-devices variable.
-        environ: This process's environment.
         nvml: Asked where neither tells.
 
     Raises:
@@ -91,7 +90,6 @@ class DeviceAllocator:
     """Get hold of devices that other sweeps, other people and ended jobs may still have.
 
     Args:
-        names: Of `name_devices`.
         nvml: To be asked about memory and processes.
         locks: Between the sweeps of this user; None: `lock_devices` is off.
         min_free_gb: Free memory, in 10^9 bytes, that a device must have when a job starts on it; None: any.
@@ -237,7 +235,6 @@ class Nvml:
 
     Args:
         variable: The visible-devices variable; NVML knows the ids of CUDA's only.
-        environ: Of this process.
     """
 
     def __init__(self, variable: str, environ: Mapping[str, str]) -> None:

@@ -132,7 +132,6 @@ class Schedule:
         """Put a job at the end of the line.
 
         Args:
-            job: Its number.
             width: Devices that it takes, if there are any; None: not known yet, and it cannot start before it is.
         """
         self._line[job] = _Waiting(width)

@@ -59,11 +59,8 @@ class SubmittedBatch:
     """Run the jobs of one `launch()` call on a cluster.
 
     Args:
-        context: The sweep.
         cluster: What jobs ask of submitit.
         overrides: Override strings of each job, by its number, in order.
-        planner: Plans them.
-        submitter: Submits them.
         progress: Records and shows what happens.
         previous: What earlier runs of the sweep have done.
     """
@@ -320,9 +317,7 @@ class DrySubmission:
     """Show what would be submitted of a sweep, without submitting or leaving anything.
 
     Args:
-        context: The sweep.
         cluster: What jobs ask of submitit.
-        planner: Plans them.
         previous: What earlier runs of the sweep have done.
         snapshot: What was there before the sweeper wrote.
     """
@@ -395,11 +390,8 @@ class SubmittingRunner:
     """Run the jobs of a sweep on a cluster.
 
     Args:
-        context: The sweep.
         cluster: What jobs ask of submitit.
-        executor: Submitit's executor.
         state: Record of the sweep.
-        planner: Plans its jobs.
         summary: What is shown at the end of the sweep.
     """
 
@@ -443,9 +435,6 @@ def open_submitted_sweep(
     """Check all that can be checked before a job is known, and choose how the jobs of a sweep are submitted.
 
     Args:
-        hydra_context: Hydra's.
-        task_function: What a job calls.
-        config: The sweep's own config.
         executor: Submitit's name of the cluster: `slurm` or `local`.
 
     Raises:

@@ -145,12 +145,7 @@ class ClusterJob:
         return not submitit_api.is_queued(self.handle)
 
     def told_end(self, end: JobEnd, check_config: OnConfigDifference | None) -> JobResult:
-        """Return how it ended, as its first node has told it.
-
-        Args:
-            end: What that one told.
-            check_config: That option.
-        """
+        """Return how it ended, as its first node has told it."""
         if end.spec is not None:
             return self._resolve(end.report, end.spec, check_config)
         if self.spec is not None and self._all_completed(self.spec):
@@ -176,7 +171,6 @@ class ClusterJob:
 
         Args:
             executor: Submitit's name of the cluster.
-            check_config: That option.
         """
         if self.spec is not None and self._all_completed(self.spec):
             # Only the way out was cut off.
@@ -300,7 +294,6 @@ class SlurmPoller:
         """Cancel jobs, again from time to time, until the cluster says that they have gone.
 
         Args:
-            jobs: The jobs.
             why: For what reason, in a few words.
             now: Monotonic seconds.
             gone_by: When those that are still there are given up, monotonic seconds; infinite: never.
@@ -319,7 +312,6 @@ class SlurmPoller:
         """Cancel jobs, or say that they are left, before this process ends for an error.
 
         Args:
-            error: The error.
             jobs: All jobs of the batch that are on the cluster.
         """
         handles = [job.handle for job in jobs]
@@ -345,11 +337,8 @@ class JobSubmitter:
     """Submit jobs, several of them as one array.
 
     Args:
-        context: The sweep.
         cluster: What jobs ask of submitit.
-        executor: Submitit's executor.
         recorder: Records what is about to be submitted.
-        sources: The program's source files.
     """
 
     def __init__(
@@ -422,7 +411,6 @@ def adopt(cluster: Cluster, plan: PlannedJob, lost: Sequence[JobRecord]) -> Clus
 
     Args:
         cluster: What jobs ask of submitit.
-        plan: The job.
         lost: Its earlier runs whose end was not recorded.
 
     Raises:

@@ -93,7 +93,6 @@ def sbatch_text(cluster: Cluster, jobs: int) -> str:
     """Return the file that would be handed to sbatch, also where there is no SLURM.
 
     Args:
-        cluster: What jobs ask for.
         jobs: How many there are.
     """
     from submitit.slurm import slurm
@@ -256,7 +255,6 @@ def state_of(job: Any, *, ask: bool = False) -> str:
     """Return the cluster's word for the state of submitit's job; `UNKNOWN` where it has none.
 
     Args:
-        job: Submitit's job.
         ask: Ask the cluster in any case, and not only when the last answer is old.
     """
     if type(job).__name__ == "LocalJob" and job._process is None:
@@ -350,10 +348,6 @@ class Cluster:
 
 def read_cluster(options: Mapping[str, Any], executor: str) -> tuple[LaunchSettings, Cluster]:
     """Turn the resolved options of `hydra.launcher` into settings.
-
-    Args:
-        options: The options.
-        executor: `slurm` or `local`.
 
     Raises:
         OptionError: for an unknown name or a value that cannot be used, naming the key and what is valid.

@@ -52,7 +52,6 @@ class Peers:
     """This node's view of the others.
 
     Args:
-        meeting: Where they meet.
         host: Name of this node.
         now: Monotonic seconds.
 
@@ -155,11 +154,7 @@ class Peers:
         return [node.name for node in waiting if now - node.heard_at > HEARTBEAT_TIMEOUT_S]
 
     def merge(self, own: GroupReport) -> GroupReport:
-        """Return one report about the groups of all nodes, as far as they have told theirs.
-
-        Args:
-            own: This node's.
-        """
+        """Return one report about the groups of all nodes, as far as they have told theirs."""
         reports = {self._rendezvous_dir.node: own}
         hosts = {self._rendezvous_dir.node: self._host}
         failing = {self._rendezvous_dir.node: own} if self._failed_here else {}

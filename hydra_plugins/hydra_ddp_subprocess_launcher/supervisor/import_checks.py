@@ -64,9 +64,7 @@ def import_module(name: str, varying: Collection[str], program: Sequence[str]) -
     After a fault this process is not to be used any further.
 
     Args:
-        name: Of the module.
         varying: Names of the variables that each rank has with a value of its own.
-        program: What ranks run.
     """
     readers: list[tuple[str, str]] = []
     cwd, before, put_back = os.getcwd(), open_descriptors(), _putting_back()

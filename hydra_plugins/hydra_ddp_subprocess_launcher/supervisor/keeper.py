@@ -72,7 +72,6 @@ def keep_job(sock: socket.socket, launcher: int, held: Sequence[int] = (), start
         launcher: Pid of the launching process.
         held: Descriptors that the ranks inherit, such as locks on their devices; perhaps those of a terminal
             (GroupSpec.terminal).
-        start_rank: Starts one rank.
     """
     signals.reset_signals()
     processes.become_subreaper()
@@ -339,7 +338,6 @@ class RemoteGroups:
 
     Args:
         meeting: Where they are met.
-        rules: Of this node's group.
         hear: Waits for so many seconds for signals and orders, and obeys them.
         note: Takes a line for the user.
     """
@@ -401,7 +399,6 @@ class RemoteGroups:
         """Tell them how this group has ended, wait for theirs, and return what is known about all.
 
         Args:
-            report: Returns this group's.
             gives_up: Returns whether nobody shall wait any more.
         """
         if self._peers is None:

@@ -85,7 +85,6 @@ def serve(sock: socket.socket, launcher: int, start_rank: StartRank = exec_rank)
     Args:
         sock: On which jobs arrive.
         launcher: Pid of the launching process.
-        start_rank: Starts one rank.
     """
     signals.reset_signals()
     processes.become_subreaper()

@@ -36,13 +36,7 @@ _HANGS = (StopReason.TIMEOUT, StopReason.EXIT_TIMEOUT, StopReason.TEARDOWN_TIMEO
 
 
 class StopPolicy:
-    """Decide about one group. Times are seconds of one monotonic clock.
-
-    Args:
-        ranks: The group's.
-        limits: The job's limits.
-        now: The group's start.
-    """
+    """Decide about one group. Times are seconds of one monotonic clock."""
 
     def __init__(self, ranks: range, limits: Limits, now: float) -> None:
         self._ranks = ranks
@@ -136,7 +130,6 @@ class StopPolicy:
 
         Args:
             detail: Name of the signal that said so.
-            now: When it came.
             warned: Whether a rank handles that signal: it has the grace period for it, before SIGTERM and another one.
         """
         patience_s = self._limits.grace_period_s if warned else 0.0
