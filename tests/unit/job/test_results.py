@@ -16,7 +16,12 @@ from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import JobFailedE
 from hydra_plugins.hydra_ddp_subprocess_launcher.common.files import JobPaths
 from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import GroupReport, Outcome, RankExit, StopReason
 from hydra_plugins.hydra_ddp_subprocess_launcher.job import environment, results
-from hydra_plugins.hydra_ddp_subprocess_launcher.job.results import JobResult, UnavailableValue, resolve_result
+from hydra_plugins.hydra_ddp_subprocess_launcher.job.results import (
+    JobResult,
+    UnavailableValue,
+    resolve_result,
+    resolve_result_safely,
+)
 from support.starts import launch_spec
 
 RUN = "run-1"
@@ -360,13 +365,21 @@ def test_a_damaged_error_file(verdict: Callable[..., JobResult], paths: JobPaths
 
 
 @pytest.mark.parametrize(
-    "data", [b"damaged", pickle.dumps(failed(run_id="another"))], ids=["damaged", "another start's"]
+    "data", [b"damaged", files.dump(failed(run_id="another"))], ids=["damaged", "another start's"]
 )
 def test_an_outcome_that_does_not_count(verdict: Callable[..., JobResult], paths: JobPaths, data: bytes) -> None:
     """An outcome that cannot be read, or is not of this start, is as good as none."""
     Path(paths.outcome(0)).write_bytes(data)
     judged = verdict(report((0, 0)), None)
     assert judged.cause == "rank 0 ended with exit code 0 but did not finish the job"
+
+
+def test_an_outcome_of_another_version(paths: JobPaths) -> None:
+    """It is not taken for none, and not for a defect: the job has failed of it, in words."""
+    Path(paths.outcome(0)).write_bytes(pickle.dumps({"format": files.FORMAT + 1, "content": None}))
+    judged = resolve_result_safely(report((0, 0)), launch_spec(paths.run_dir, 1, RUN))
+    assert not judged.completed
+    assert "another version of this package" in judged.cause
 
 
 def test_a_run_directory_that_is_gone(verdict: Callable[..., JobResult], paths: JobPaths) -> None:

@@ -28,7 +28,7 @@ from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import (
     StopReason,
 )
 from hydra_plugins.hydra_ddp_subprocess_launcher.groups.spawners import KeeperEnded, SpawnerLink
-from hydra_plugins.hydra_ddp_subprocess_launcher.supervisor.heartbeat import tell_for_keeper
+from hydra_plugins.hydra_ddp_subprocess_launcher.supervisor.heartbeat import report_for_keeper
 from support.runner import PATIENCE_S
 from support.spawning import Job, is_alive, spec, wait_for_file
 
@@ -627,7 +627,7 @@ def test_a_keeper_of_one_node_is_killed(on_node: Callable[..., Job], tmp_path: P
     heard(second, first, "ended")
     assert second.report is None
     lost = GroupReport((), StopReason.KEEPER_LOST, None)
-    tell_for_keeper(RendezvousDir(str(tmp_path / "meeting"), 1, 2), "here", lost)
+    report_for_keeper(RendezvousDir(str(tmp_path / "meeting"), 1, 2), "here", lost)
     first.wait("ended")
     report = report_of(first)
     assert report.reason is StopReason.KEEPER_LOST and report.detail.startswith("on node 1 (")
