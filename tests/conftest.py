@@ -23,7 +23,7 @@ TOGETHER = re.compile(r"slurm/test_slurm|test_soak|test_fault_matrix.*\[(beside|
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 # Their fixtures are everybody's.
-pytest_plugins = ("support.slurm_cluster", "support.two_hosts", "support.spawning")
+pytest_plugins = ("support.slurm_cluster", "support.two_hosts", "support.spawning", "support.scripted")
 
 
 def pytest_configure() -> None:

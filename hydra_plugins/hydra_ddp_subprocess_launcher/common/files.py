@@ -222,6 +222,9 @@ def _as_plain(value: Any) -> Any:
         return {_KIND: type(value).__name__, **{own.name: _as_plain(getattr(value, own.name)) for own in fields(value)}}
     if isinstance(value, StopReason):
         return {_KIND: "StopReason", "name": value.name}
+    if type(value) is dict:
+        # A user's, such as `env_set`, which may have our key.
+        return {_KIND: "dict", "content": value}
     return tuple(map(_as_plain, value)) if type(value) is tuple else value
 
 
@@ -252,8 +255,10 @@ def load(data: bytes, source: str) -> Any:
 
 
 def _from_plain(value: Any) -> Any:
-    if type(value) is dict and _KIND in value:
+    if type(value) is dict:
         kind = value[_KIND]
+        if kind == "dict":
+            return value["content"]
         if kind == "StopReason":
             return StopReason[value["name"]]
         return _KINDS[kind](**{name: _from_plain(part) for name, part in value.items() if name != _KIND})

@@ -20,7 +20,7 @@ from hydra_plugins.hydra_ddp_subprocess_launcher.groups import rendezvous
 from hydra_plugins.hydra_ddp_subprocess_launcher.groups.rendezvous import JobEnd, JobFolder, NodeRendezvous, why_it_ends
 from hydra_plugins.hydra_ddp_subprocess_launcher.supervisor.heartbeat import HEARTBEAT_TIMEOUT_S
 from support.runner import PATIENCE_S
-from support.starts import job_start
+from support.starts import launch_spec
 
 
 @dataclass
@@ -117,8 +117,8 @@ def test_any_order(tmp_path: Path, order: tuple[int, ...]) -> None:
     for node in order:
         coming[node] = Coming(tmp_path, node, 3)
         time.sleep(0.05)
-    assert len({one.came.job_folder(4) for one in coming.values()}) == 1
-    assert [one.came.look() for one in coming.values()] == [""] * 3
+    assert len({one.came.job_dir(4) for one in coming.values()}) == 1
+    assert [one.came.check() for one in coming.values()] == [""] * 3
     assert coming[2].came.first_host == os.uname().nodename
 
 
@@ -128,7 +128,7 @@ def test_what_an_earlier_run_left(tmp_path: Path, pair: tuple[NodeRendezvous, No
     time.sleep(0.2)
     assert second.gathering is None and second.error is None
     first = Coming(tmp_path / "nodes", 0, 2)
-    assert first.came.job_folder(0) == second.came.job_folder(0) != pair[0].job_folder(0)
+    assert first.came.job_dir(0) == second.came.job_dir(0) != pair[0].job_dir(0)
 
 
 @pytest.mark.parametrize("text", ["", "abc 1", "abc 1 2 3 4", "\0\0\0"])
@@ -137,7 +137,7 @@ def test_a_call_that_cannot_be_read(tmp_path: Path, text: str) -> None:
     second = Coming(tmp_path, 1, 2)
     time.sleep(0.05)
     first = Coming(tmp_path, 0, 2)
-    assert first.came.job_folder(0) == second.came.job_folder(0)
+    assert first.came.job_dir(0) == second.came.job_dir(0)
 
 
 def test_who_waits_says_for_whom(tmp_path: Path, caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
@@ -148,7 +148,7 @@ def test_who_waits_says_for_whom(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         assert time.monotonic() < deadline
         time.sleep(0.01)
     first = Coming(tmp_path, 0, 2)
-    assert first.came.job_folder(0) == second.came.job_folder(0)
+    assert first.came.job_dir(0) == second.came.job_dir(0)
     Coming(tmp_path / "other", 0, 3)
     while "Waiting for node 1, node 2 (hydra.launcher.nnodes=3)" not in caplog.text:
         assert time.monotonic() < deadline
@@ -168,7 +168,7 @@ def test_one_number_twice(tmp_path: Path) -> None:
     assert "hydra.launcher.node_rank of its own" in refused.refused
     (good,) = [one for one in coming if one is not refused]
     third = Coming(tmp_path, 2, 3)
-    assert good.came.look() == third.came.look() == first.came.look() == ""
+    assert good.came.check() == third.came.check() == first.came.check() == ""
 
 
 def test_one_that_comes_too_late(pair: tuple[NodeRendezvous, NodeRendezvous], tmp_path: Path, clock: Clock) -> None:
@@ -178,7 +178,7 @@ def test_one_that_comes_too_late(pair: tuple[NodeRendezvous, NodeRendezvous], tm
     while late.error is None:
         assert time.monotonic() < deadline
         clock.now += 1.0
-        assert pair[0].look() == ""
+        assert pair[0].check() == ""
         time.sleep(0.005)
     assert "as node 1, or has done so" in late.refused
 
@@ -204,10 +204,10 @@ def test_a_fork_of_the_process(pair: tuple[NodeRendezvous, NodeRendezvous], cloc
         os._exit(0)
     os.waitpid(child, 0)
     clock.now += 2
-    assert pair[0].look() == ""
+    assert pair[0].check() == ""
     pair[1].leave("itself")
     clock.now += 2
-    assert "itself" in pair[0].look()
+    assert "itself" in pair[0].check()
 
 
 def test_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,10 +240,10 @@ def test_one_that_leaves_before_all_are_there(tmp_path: Path, left_at_exit: list
 def test_starts_and_ends_of_jobs(pair: tuple[NodeRendezvous, NodeRendezvous]) -> None:
     """The starts of a job are counted; those of the next one begin anew."""
     first, second = pair
-    starts = [job_start("/run", 1, f"run-{place}", number=number) for place, number in enumerate((0, 0, 1))]
+    starts = [launch_spec("/run", 1, f"run-{place}", number=number) for place, number in enumerate((0, 0, 1))]
     for start in starts:
         first.publish_start(start)
-    folders = [JobFolder(second.job_folder(number)) for number in (0, 1)]
+    folders = [JobFolder(second.job_dir(number)) for number in (0, 1)]
     assert [folders[0].read_start("0"), folders[0].read_start("1"), folders[1].read_start("0")] == starts
     assert folders[1].read_start("1") is None
     first.publish_end(0, JobEnd(True))
@@ -253,11 +253,11 @@ def test_starts_and_ends_of_jobs(pair: tuple[NodeRendezvous, NodeRendezvous]) ->
 def test_an_end_that_cannot_be_told(pair: tuple[NodeRendezvous, NodeRendezvous], clock: Clock) -> None:
     """Then the sweep is over: the others would wait for the end of that job, and this one for them in the next."""
     first, second = pair
-    Path(first.job_folder(3)).write_text("in the way")
+    Path(first.job_dir(3)).write_text("in the way")
     first.publish_end(3, JobEnd(True))
-    assert "cannot be told of the end of job 3" in first.look()
+    assert "cannot be told of the end of job 3" in first.check()
     clock.now += 2
-    assert "node 0" in second.look() and "cannot be told of the end of job 3" in second.look()
+    assert "node 0" in second.check() and "cannot be told of the end of job 3" in second.check()
 
 
 def test_leaving(pair: tuple[NodeRendezvous, NodeRendezvous], clock: Clock) -> None:
@@ -266,9 +266,9 @@ def test_leaving(pair: tuple[NodeRendezvous, NodeRendezvous], clock: Clock) -> N
     second.leave("This is wrong\nin  two lines.")
     second.leave("again")
     clock.now += 2
-    said = first.look()
+    said = first.check()
     assert said.startswith("node 1 (") and said.endswith("has left the sweep (This is wrong in two lines)")
-    assert second.look() == ""
+    assert second.check() == ""
 
 
 def test_silence(pair: tuple[NodeRendezvous, NodeRendezvous], clock: Clock) -> None:
@@ -276,11 +276,11 @@ def test_silence(pair: tuple[NodeRendezvous, NodeRendezvous], clock: Clock) -> N
     first, second = pair
     for _ in range(int(2 * HEARTBEAT_TIMEOUT_S)):
         clock.now += 1
-        assert first.look() == second.look() == ""
+        assert first.check() == second.check() == ""
     for _ in range(int(HEARTBEAT_TIMEOUT_S) + 10):
         clock.now += 1
-        first.look()
-    assert first.look().startswith("nothing has been heard of node 1 (")
+        first.check()
+    assert first.check().startswith("nothing has been heard of node 1 (")
 
 
 LOST, ORDERED = StopReason.LAUNCHER_LOST, StopReason.ORDERED
@@ -307,8 +307,8 @@ def test_what_keepers_tell(
     pair: tuple[NodeRendezvous, NodeRendezvous], node: int, report: GroupReport | None, said: str
 ) -> None:
     """They know at once that another node's launching process is gone, or was stopped."""
-    pair[node].learn(report)
-    assert pair[node].look() == said
+    pair[node].observe(report)
+    assert pair[node].check() == said
 
 
 @pytest.mark.parametrize(
@@ -330,11 +330,11 @@ def test_why_it_ends(error: BaseException, why: str) -> None:
 def test_a_node_of_a_cluster_that_does_not_come(tmp_path: Path, clock: Clock) -> None:
     """Where all are started together, one that has not come for long will not: its program may be missing there."""
     gathering = NodeRendezvous(str(tmp_path), 0, 2, arrive_s=600.0)
-    assert gathering.look() == ""
+    assert gathering.check() == ""
     clock.now += 590.0
-    assert gathering.look() == ""
+    assert gathering.check() == ""
     clock.now += 20.0
-    assert gathering.look() == "node 1 has not come"
+    assert gathering.check() == "node 1 has not come"
 
 
 def test_a_node_of_a_cluster_that_comes_late(tmp_path: Path, clock: Clock) -> None:
@@ -342,4 +342,4 @@ def test_a_node_of_a_cluster_that_comes_late(tmp_path: Path, clock: Clock) -> No
     gathering = NodeRendezvous(str(tmp_path), 0, 2, arrive_s=600.0)
     NodeRendezvous(str(tmp_path), 1, 2, arrive_s=600.0)
     clock.now += 610.0
-    assert gathering.look() == ""
+    assert gathering.check() == ""

@@ -13,6 +13,7 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,17 +36,17 @@ class FakeLink:
 
     def __init__(self, *arguments: Any) -> None:
         self.made.append(arguments)
-        self.lost = False
+        self.disconnected = False
         self.ready_at = math.inf
 
     def close(self) -> None:
-        self.lost = True
+        self.disconnected = True
 
 
 @pytest.fixture(autouse=True)
 def _fake_link(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeLink.made = []
-    monkeypatch.setattr(spawners, "PreloaderLink", FakeLink)
+    monkeypatch.setattr(spawners, "ForkServerLink", FakeLink)
 
 
 def group(**environment: str) -> GroupSpec:
@@ -75,10 +76,10 @@ def test_a_preloader_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     preload.begin(COMMON)
     first: Any = preload.link()
     assert preload.link() is first
-    first.ready_at, first.lost = 0.0, True
+    first.ready_at, first.disconnected = 0.0, True
     second: Any = preload.link()
     assert second is not first
-    second.lost = True
+    second.disconnected = True
     assert preload.link() is None
     assert preload.admit(0, group()).program_at is None
     assert len(FakeLink.made) == 2
@@ -109,7 +110,7 @@ def test_a_preloader_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, cap
     def start(*arguments: Any) -> None:
         raise FileNotFoundError(2, "No usable temporary directory found")
 
-    monkeypatch.setattr(spawners, "PreloaderLink", start)
+    monkeypatch.setattr(spawners, "ForkServerLink", start)
     preload = ForkServer(("torch",), PROGRAM, "CUDA_VISIBLE_DEVICES")
     preload.begin(COMMON)
     for number in range(2):
@@ -133,11 +134,12 @@ def test_a_preloader_that_ended_before_it_got_a_job(
     )
     link._process.wait()
     with selectors.DefaultSelector() as selector, caplog.at_level(logging.WARNING):
-        hub = JobMonitor(selector)
-        other, channel = hub.ask_for_keeper(0, (), link)
-        hub.wait(1)
+        server: Any = SimpleNamespace(link=lambda: link)
+        monitor = JobMonitor(selector, server)
+        other, channel = monitor._ask_for_keeper(0, (), forked=True)
+        monitor.wait(1)
         channel.close()
-        hub.close()
+        monitor.close()
     assert other is not link
     assert caplog.messages == [
         "preload: importing bad ended the preloader: exit code 4. From now on each rank is a new interpreter"
@@ -163,8 +165,8 @@ def test_reads_of_the_environment_are_seen(tmp_path: Path, monkeypatch: pytest.M
     for name, text in asks.items():
         (tmp_path / f"asks_{name}.py").write_text(f"import os\n{text}\ndef ask(): return os.environ['RANK']\n")
     plain = type(os.environ)
-    monkeypatch.setattr(import_checks._process, "thread_count", lambda: 1)
-    monkeypatch.setattr(import_checks._process, "has_children", lambda: False)
+    monkeypatch.setattr(import_checks.processes, "thread_count", lambda: 1)
+    monkeypatch.setattr(import_checks.processes, "has_children", lambda: False)
     # There is one, that of pytest-timeout.
     monkeypatch.setattr(import_checks, "_TIMERS", ())
     for name in asks:

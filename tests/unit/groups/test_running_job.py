@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from hydra_plugins.hydra_ddp_subprocess_launcher.groups import running_job as ru
 from hydra_plugins.hydra_ddp_subprocess_launcher.groups.running_job import RunningJob
 from hydra_plugins.hydra_ddp_subprocess_launcher.job.plan import Attempt
 from support.runner import PATIENCE_S
-from support.starts import job_start
+from support.starts import launch_spec
 
 NOTHING: Any = None
 
@@ -44,8 +44,7 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
 
 
 def running_job(link: Any, channel: Channel) -> RunningJob:
-    start = job_start("/nowhere", 1, "of no process")
-    start = replace(start, group=replace(start.group, max_restarts=3))
+    start = launch_spec("/nowhere", 1, "of no process", max_restarts=3)
     return RunningJob(start, NOTHING, Attempt(), link, channel, [])
 
 
@@ -54,7 +53,7 @@ def test_a_report_through_a_socket_that_stays_open(ends: tuple[Channel, Channel]
     spawner = FakeSpawner()
     job = running_job(spawner, ends[0])
     ends[1].send(GroupReport((), None, None))
-    job.hear()
+    job.receive()
     now = time.monotonic()
     assert not job.channel.disconnected
     job.check_stuck(now + 4)
@@ -70,7 +69,7 @@ def test_a_killed_keeper_behind_a_socket_that_stays_open(ends: tuple[Channel, Ch
     job = running_job(spawner, ends[0])
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as keeper:
         ends[1].send(Started(keeper.pid, ()))
-        job.hear()
+        job.receive()
         now = time.monotonic()
         job.check_stuck(now)
         assert job.lost_at is None
@@ -85,15 +84,15 @@ def test_a_killed_keeper_behind_a_socket_that_stays_open(ends: tuple[Channel, Ch
 
 def test_no_time_runs_while_it_waits_for_other_nodes(ends: tuple[Channel, Channel]) -> None:
     """A time limit is for ranks: a keeper that has not started its own yet is not taken for one that hangs."""
-    start = job_start("/nowhere", 1, "of no process", meeting="/meeting", limits=Limits(1.0, timeout_s=10.0))
+    start = launch_spec("/nowhere", 1, "of no process", rendezvous_dir="/meeting", limits=Limits(1.0, timeout_s=10.0))
     job = RunningJob(start, NOTHING, Attempt(), NOTHING, ends[0], [])
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as keeper:
         ends[1].send(Started(keeper.pid, ()))
-        job.hear()
+        job.receive()
         job.check_stuck(time.monotonic() + 1000)
         assert keeper.poll() is None
         ends[1].send(Started(keeper.pid, (keeper.pid,)))
-        job.hear()
+        job.receive()
         job.check_stuck(time.monotonic() + 1000)
         assert keeper.wait(PATIENCE_S) == -9
     assert job.keeper is not None
@@ -109,9 +108,9 @@ def test_no_restart_beside_what_cannot_be_ended(ends: tuple[Channel, Channel]) -
         again = job.next_attempt(completed=False, own_port=False)
         assert (again is None) == left
         lost = running_job(FakeSpawner(), ends[0])
-        lost.left = left
+        lost.has_leftovers = left
         lost.end_leftovers()
-        assert lost.left == left
+        assert lost.has_leftovers == left
 
 
 def test_configs_that_are_gone(tmp_path: Path) -> None:

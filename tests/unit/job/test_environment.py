@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import StartError
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import LaunchSpec
 from hydra_plugins.hydra_ddp_subprocess_launcher.job.environment import (
     RANK_VARIABLES,
-    GroupEnvironment,
+    error_file,
     group_environment,
     identity,
     ignored_rendezvous,
@@ -21,35 +22,32 @@ from hydra_plugins.hydra_ddp_subprocess_launcher.job.environment import (
     with_omp_threads,
     with_terminal_size,
 )
+from support.starts import launch_spec
 
 
 def words(text: str) -> list[str]:
     return text.split()
 
 
-def group(**changes: Any) -> GroupEnvironment:
-    """Return a job of two ranks without devices, some of it changed."""
+def start(**changes: Any) -> LaunchSpec:
+    """Return a start of a job of two ranks without devices, some of it changed."""
     values: dict[str, Any] = {
+        "number": 7,
+        "sweep_dir": "/sweep",
         "nproc": 2,
-        "master_addr": "127.0.0.1",
         "master_port": 29511,
         "run_id": "run-1",
         "attempt": 2,
         "restart_count": 1,
         "max_restarts": 3,
-        "devices": None,
-        "device_env_var": "CUDA_VISIBLE_DEVICES",
-        "folder": "/run/.ddp",
         "payload_digest": "ab12",
-        "job_num": 7,
-        "sweep_dir": "/sweep",
     }
-    return GroupEnvironment(**{**values, **changes})
+    return launch_spec("/run", **{**values, **changes})
 
 
 def test_the_variables_of_a_group() -> None:
     """A job's ranks see what torchrun would set, our own variables, and what the launching process has."""
-    assert group_environment({"PATH": "/bin", "OMP_NUM_THREADS": "4"}, {"FOO": "job7"}, group()) == {
+    assert group_environment({"PATH": "/bin", "OMP_NUM_THREADS": "4"}, start(env_set={"FOO": "job7"})) == {
         "PATH": "/bin",
         "FOO": "job7",
         "OMP_NUM_THREADS": "4",
@@ -75,7 +73,7 @@ def test_the_variables_of_a_group() -> None:
 
 def test_the_variables_of_each_rank() -> None:
     """A rank's own variables are its numbers and its error file."""
-    assert rank_environments({}, group()) == tuple(
+    assert rank_environments({}, start()) == tuple(
         {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -90,9 +88,9 @@ def test_the_variables_of_each_rank() -> None:
 
 def test_ranks_on_several_nodes() -> None:
     """Ranks count up over the nodes; local ranks begin anew on each, as torchrun has it."""
-    made = group(nproc=3, nnodes=2)
+    made = start(nproc=3, nnodes=2)
     names = ("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "NODE_RANK", "TORCHELASTIC_ERROR_FILE")
-    files = [made.error_file(rank) for rank in range(6)]
+    files = [error_file(made, rank) for rank in range(6)]
     assert [tuple(own[name] for name in names) for own in rank_environments({}, made)] == [
         ("0", "0", "0", "0", "0", files[0]),
         ("1", "1", "1", "0", "0", files[1]),
@@ -101,14 +99,14 @@ def test_ranks_on_several_nodes() -> None:
         ("4", "1", "4", "1", "1", files[4]),
         ("5", "2", "5", "1", "1", files[5]),
     ]
-    common = group_environment({}, {}, made)
+    common = group_environment({}, made)
     sizes = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
     assert [common[name] for name in sizes] == ["6", "3", "2", "6"]
 
 
 def test_together_they_are_torchruns_contract() -> None:
     """No variable that torchrun sets is missing, and the agent's store stays unset."""
-    names = {*group_environment(with_omp_threads({}, None, 2, 2), {}, group()), *rank_environments({}, group())[0]}
+    names = {*group_environment(with_omp_threads({}, None, 2, 2), start()), *rank_environments({}, start())[0]}
     assert names >= {
         *words(
             "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK NODE_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME "
@@ -126,8 +124,8 @@ def test_together_they_are_torchruns_contract() -> None:
 def test_a_users_value_stays(name: str) -> None:
     """A default gives way to what the user exported, and that to the job's `env_set`."""
     base = {name: "mine"}
-    assert group_environment(base, {}, group())[name] == "mine"
-    assert group_environment(base, {name: "job's"}, group())[name] == "job's"
+    assert group_environment(base, start())[name] == "mine"
+    assert group_environment(base, start(env_set={name: "job's"}))[name] == "job's"
 
 
 def test_the_size_of_a_terminal() -> None:
@@ -140,7 +138,7 @@ def test_the_size_of_a_terminal() -> None:
 
 def test_without_a_payload() -> None:
     """A rank that composes its own config has no digest to compare, and all the rest."""
-    with_one, without = (group_environment({}, {}, group(payload_digest=digest)) for digest in ("ab12", None))
+    with_one, without = (group_environment({}, start(payload_digest=digest)) for digest in ("ab12", None))
     assert with_one == {**without, "HYDRA_DDP_PAYLOAD_SHA256": "ab12"}
 
 
@@ -148,16 +146,16 @@ def test_without_a_payload() -> None:
 def test_env_set_of_the_launchers_own_variables_is_refused(name: str) -> None:
     """`env_set` cannot give a rank another identity: the error names the variable."""
     with pytest.raises(StartError, match=rf"env_set\.{name}='9'"):
-        group_environment({}, {"FREE": "1", name: "9"}, group())
+        group_environment({}, start(env_set={"FREE": "1", name: "9"}))
 
 
 @pytest.mark.parametrize("job_id", ["SLURM_JOB_ID", "SUBMITIT_LOCAL_JOB_ID"])
 def test_a_scheduler_names_the_rank_only_inside_a_job_of_its_own(job_id: str) -> None:
     """With a scheduler's job id in the environment its names of rank and sizes are the rank's; without, absent."""
     prefix = job_id.removesuffix("JOB_ID")
-    made = group(nproc=2, nnodes=2)
+    made = start(nproc=2, nnodes=2)
     base = {job_id: "12"}
-    ranks = [{**group_environment(base, {}, made), **own} for own in rank_environments(base, made)]
+    ranks = [{**group_environment(base, made), **own} for own in rank_environments(base, made)]
     rank = {"SLURM_": "SLURM_PROCID", "SUBMITIT_LOCAL_": "SUBMITIT_LOCAL_GLOBALID"}[prefix]
     names = (rank, f"{prefix}LOCALID", f"{prefix}NODEID", f"{prefix}NTASKS", f"{prefix}JOB_NUM_NODES")
     assert [tuple(one[name] for name in names) for one in ranks] == [
@@ -166,14 +164,14 @@ def test_a_scheduler_names_the_rank_only_inside_a_job_of_its_own(job_id: str) ->
         ("2", "0", "1", "4", "2"),
         ("3", "1", "1", "4", "2"),
     ]
-    outside = {**group_environment({}, {}, made), **rank_environments({}, made)[0]}
+    outside = {**group_environment({}, made), **rank_environments({}, made)[0]}
     assert not any(name.startswith(("SLURM_", "SUBMITIT_")) for name in outside)
 
 
 def test_the_identity_is_what_the_rank_was_started_with() -> None:
     """What the program has changed or removed since does not count; what is not the launcher's is left out."""
-    made = group(devices=("4", "6"))
-    started = {**group_environment({"PATH": "/bin"}, {}, made), **rank_environments({}, made)[1]}
+    made = start(devices=("4", "6"))
+    started = {**group_environment({"PATH": "/bin"}, made), **rank_environments({}, made)[1]}
     found = identity({"RANK": "7", "CUDA_VISIBLE_DEVICES": "0"}, started)
     assert (found["RANK"], found["CUDA_VISIBLE_DEVICES"], found["MASTER_PORT"]) == ("1", "4,6", "29511")
     assert "PATH" not in found and "PYTHONUNBUFFERED" not in found
@@ -190,23 +188,23 @@ def test_the_identity_is_what_the_rank_was_started_with() -> None:
 )
 def test_devices(devices: tuple[str, ...], variable: str, shown: str) -> None:
     """All ranks of a job see its whole set, in order, ids unchanged."""
-    job = group(devices=devices, device_env_var=variable)
-    assert group_environment({variable: "0,1,2,3,4,5,6"}, {}, job)[variable] == shown
+    job = start(devices=devices, device_env_var=variable)
+    assert group_environment({variable: "0,1,2,3,4,5,6"}, job)[variable] == shown
     assert all(variable not in own for own in rank_environments({}, job))
 
 
 def test_without_devices_the_variable_is_left_alone() -> None:
     """A job without devices keeps what the environment says, also where that is the job's own config."""
-    assert "CUDA_VISIBLE_DEVICES" not in group_environment({}, {}, group())
+    assert "CUDA_VISIBLE_DEVICES" not in group_environment({}, start())
     base = {"CUDA_VISIBLE_DEVICES": ""}
-    assert group_environment(base, {}, group())["CUDA_VISIBLE_DEVICES"] == ""
-    assert group_environment(base, {"CUDA_VISIBLE_DEVICES": "3"}, group())["CUDA_VISIBLE_DEVICES"] == "3"
+    assert group_environment(base, start())["CUDA_VISIBLE_DEVICES"] == ""
+    assert group_environment(base, start(env_set={"CUDA_VISIBLE_DEVICES": "3"}))["CUDA_VISIBLE_DEVICES"] == "3"
 
 
 def test_env_set_and_the_pool_contradict() -> None:
     """Devices named by the job and given out by the launcher are one error with both values."""
     with pytest.raises(StartError, match=r"env_set\.CUDA_VISIBLE_DEVICES='5' contradicts .* devices 4,6 of its"):
-        group_environment({}, {"CUDA_VISIBLE_DEVICES": "5"}, group(devices=("4", "6")))
+        group_environment({}, start(env_set={"CUDA_VISIBLE_DEVICES": "5"}, devices=("4", "6")))
 
 
 SCRUBBED = dict.fromkeys(

@@ -15,9 +15,14 @@ from hydra_plugins.hydra_ddp_subprocess_launcher.common import files
 from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import JobFailedError, LauncherError, RankTraceback
 from hydra_plugins.hydra_ddp_subprocess_launcher.common.files import JobPaths
 from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import GroupReport, Outcome, RankExit, StopReason
-from hydra_plugins.hydra_ddp_subprocess_launcher.job import results
-from hydra_plugins.hydra_ddp_subprocess_launcher.job.results import JobResult, UnavailableValue, resolve_result
-from support.starts import job_start
+from hydra_plugins.hydra_ddp_subprocess_launcher.job import environment, results
+from hydra_plugins.hydra_ddp_subprocess_launcher.job.results import (
+    JobResult,
+    UnavailableValue,
+    resolve_result,
+    resolve_result_safely,
+)
+from support.starts import launch_spec
 
 RUN = "run-1"
 BEGAN = 1_000_000.0
@@ -69,7 +74,7 @@ def verdict(paths: JobPaths) -> Callable[..., JobResult]:
         for rank, outcome in enumerate(outcomes):
             if outcome is not None:
                 files.write_outcome(paths, rank, outcome)
-        return resolve_result(report, job_start(paths.run_dir, len(outcomes), RUN))
+        return resolve_result(report, launch_spec(paths.run_dir, len(outcomes), RUN))
 
     return judge_it
 
@@ -83,7 +88,7 @@ def test_last_lines_of_a_job_that_is_debugged(paths: JobPaths) -> None:
         Path(paths.log(rank)).write_text(f"rank {rank} says\n")
     for rank, debug, shown in ((0, False, True), (0, True, False), (1, True, True)):
         ended = report((rank, 3), (1 - rank, -15, True), reason=RANK_FAILED, cause=rank)
-        block = resolve_result(ended, job_start(paths.run_dir, 2, RUN, terminal=debug)).block
+        block = resolve_result(ended, launch_spec(paths.run_dir, 2, RUN, terminal=debug)).block
         assert f"rank {rank} failed with exit code 3" in block
         assert (f"Last lines of rank {rank}:\n  rank {rank} says" in block) == shown
 
@@ -335,7 +340,7 @@ def test_a_long_traceback_is_shortened(verdict: Callable[..., JobResult]) -> Non
 
 
 def error_file(paths: JobPaths, rank: int) -> Path:
-    path = Path(job_start(paths.run_dir, 2, RUN).group.error_file(rank))
+    path = Path(environment.error_file(launch_spec(paths.run_dir, 2, RUN), rank))
     path.parent.mkdir(parents=True)
     return path
 
@@ -360,13 +365,21 @@ def test_a_damaged_error_file(verdict: Callable[..., JobResult], paths: JobPaths
 
 
 @pytest.mark.parametrize(
-    "data", [b"damaged", pickle.dumps(failed(run_id="another"))], ids=["damaged", "another start's"]
+    "data", [b"damaged", files.dump(failed(run_id="another"))], ids=["damaged", "another start's"]
 )
 def test_an_outcome_that_does_not_count(verdict: Callable[..., JobResult], paths: JobPaths, data: bytes) -> None:
     """An outcome that cannot be read, or is not of this start, is as good as none."""
     Path(paths.outcome(0)).write_bytes(data)
     judged = verdict(report((0, 0)), None)
     assert judged.cause == "rank 0 ended with exit code 0 but did not finish the job"
+
+
+def test_an_outcome_of_another_version(paths: JobPaths) -> None:
+    """It is not taken for none, and not for a defect: the job has failed of it, in words."""
+    Path(paths.outcome(0)).write_bytes(pickle.dumps({"format": files.FORMAT + 1, "content": None}))
+    judged = resolve_result_safely(report((0, 0)), launch_spec(paths.run_dir, 1, RUN))
+    assert not judged.completed
+    assert "another version of this package" in judged.cause
 
 
 def test_a_run_directory_that_is_gone(verdict: Callable[..., JobResult], paths: JobPaths) -> None:

@@ -18,7 +18,7 @@ from hydra_plugins.hydra_ddp_subprocess_launcher.common.choices import (
     ShowProgress,
 )
 from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import OptionError
-from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import Limits
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import Limits, RankOptions
 from hydra_plugins.hydra_ddp_subprocess_launcher.config import DDPSubprocessLauncherConf
 from hydra_plugins.hydra_ddp_subprocess_launcher.job.settings import LaunchSettings, read_settings, read_size
 
@@ -54,6 +54,7 @@ def test_defaults() -> None:
         node_rank=0,
         max_restarts=0,
         limits=Limits(grace_period_s=15.0, timeout_s=None, exit_timeout_s=None),
+        rank_options=RankOptions(),
         preload=(),
         wrapper=(),
         entry=Entry.auto,
@@ -73,7 +74,7 @@ def test_defaults() -> None:
 def test_every_option_is_read() -> None:
     """No option of the dataclass is forgotten on the way to the settings."""
     settings = {field.name for field in fields(LaunchSettings)} | {"timeout_min", "exit_timeout_s", "grace_period_s"}
-    assert set(OPTIONS) == settings - {"limits"}
+    assert set(OPTIONS) == settings - {"limits", "rank_options"}
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,6 @@ def test_limits(given: dict[str, Any], limits: Limits) -> None:
         ("device_env_var", "A=B", "the name of an environment variable"),
         ("device_env_var", "A\0B", "the name of an environment variable"),
         ("devices_per_rank", 0, "a whole number from 1 up"),
-        ("devices_per_rank", None, "a whole number from 1 up"),
         ("jobs_per_device", 0, "a whole number from 1 up"),
         ("min_free_memory_gb", 0, "null, or a number above 0"),
         ("max_parallel_jobs", 0, "null, or a whole number from 1 up"),
@@ -192,6 +192,7 @@ def test_a_bad_value(name: str, given: Any, valid: str) -> None:
     ("name", "given"),
     [
         ("device_env_var", None),
+        ("devices_per_rank", None),
         ("jobs_per_device", None),
         ("lock_devices", None),
         ("min_free_memory_gb", "20GB"),

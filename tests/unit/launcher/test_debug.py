@@ -24,6 +24,7 @@ from hydra_plugins.hydra_ddp_subprocess_launcher.launcher.debug import DebugSess
 from hydra_plugins.hydra_ddp_subprocess_launcher.launcher.progress import Progress
 
 INT, TERM, HUP, WINCH, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH, signal.SIGUSR1
+NOTHING: Any = None
 DEBUG: Any = SimpleNamespace(debug=True)
 
 
@@ -173,9 +174,10 @@ def test_which_logs_are_shown(
 ) -> None:
     """A log that is shown alone has no prefix, unless rank 0 is on the terminal beside it: it shows itself."""
     settings = SimpleNamespace(debug=debug, tee_ranks=tee_ranks, progress=ShowProgress.plain)
-    sweep: Any = SimpleNamespace(settings=settings, ledger=SimpleNamespace(note=lambda event: None), task="")
+    context: Any = SimpleNamespace(settings=settings, task="")
+    recorder: Any = SimpleNamespace(record=lambda event: None)
     plan: Any = SimpleNamespace(number=3, world_size=2)
-    tees = Progress(sweep, {3: []}, 1).tees(plan, JobPaths(str(tmp_path)))
+    tees = Progress(context, recorder, NOTHING, {3: []}, 1).tees(plan, JobPaths(str(tmp_path)))
     assert [tee._prefix for tee in tees] == prefixes
 
 

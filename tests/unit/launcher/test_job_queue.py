@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
-from hydra_plugins.hydra_ddp_subprocess_launcher.common import processes
 from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import OptionError
 from hydra_plugins.hydra_ddp_subprocess_launcher.job.frozen_config import CachedConfig
 from hydra_plugins.hydra_ddp_subprocess_launcher.launcher import job_queue
 from hydra_plugins.hydra_ddp_subprocess_launcher.launcher.job_queue import JobQueue
-from hydra_plugins.hydra_ddp_subprocess_launcher.resources.schedule import DevicePool
+from hydra_plugins.hydra_ddp_subprocess_launcher.resources.schedule import DevicePool, JobSize
 
 NOTHING: Any = None
 
 
-def line(pool: DevicePool, sizes: list[object]) -> JobQueue:
+def line(
+    pool: DevicePool, sizes: list[object], compose: Callable[[Sequence[str]], object] | None = None
+) -> JobQueue:
     """Return a line of jobs whose configs ask for these numbers of ranks, or of ranks and of devices for each of them.
 
     "?" is one that was not composed yet.
@@ -28,13 +30,12 @@ def line(pool: DevicePool, sizes: list[object]) -> JobQueue:
         size = sizes[int(overrides[0].removeprefix("job="))]
         return None if size == "?" else CachedConfig(NOTHING, size if isinstance(size, tuple) else (size, 1))
 
-    sweep: Any = SimpleNamespace(
-        pool=pool,
-        settings=SimpleNamespace(nnodes=1, master_port=None, omp_num_threads=None),
-        spool=SimpleNamespace(take=take),
+    context: Any = SimpleNamespace(
+        settings=SimpleNamespace(nnodes=1, master_port=None, omp_num_threads=None, debug=False),
         config=OmegaConf.create({"size": 1, "hydra": {"launcher": {"nproc_per_node": "${size}"}}}),
     )
-    return JobQueue(sweep, {number: [f"job={number}"] for number in range(len(sizes))}, NOTHING, NOTHING)
+    planner: Any = SimpleNamespace(take_cached=take, compose=compose)
+    return JobQueue(context, planner, pool, NOTHING, {number: [f"job={number}"] for number in range(len(sizes))})
 
 
 @pytest.mark.parametrize(
@@ -106,14 +107,13 @@ def test_threads_of_jobs_whose_sizes_are_not_known_at_first(
     monkeypatch: pytest.MonkeyPatch, pool: DevicePool, sizes: list[int], planned: int, threads: int
 ) -> None:
     """No job has more threads than its ranks, and those of jobs like it, have cores: here 64."""
-    monkeypatch.setattr(processes, "usable_cores", lambda: 64)
+    monkeypatch.setattr(job_queue, "usable_cores", lambda: 64)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    queue = line(pool, ["?"] * len(sizes))
-    monkeypatch.setattr(job_queue, "compose_job", lambda _, overrides: sizes[int(overrides[0].removeprefix("job="))])
-    monkeypatch.setattr(CachedConfig, "put_by", lambda size: CachedConfig(NOTHING, size))
+    queue = line(pool, ["?"] * len(sizes), lambda overrides: sizes[int(overrides[0].removeprefix("job="))])
+    monkeypatch.setattr(CachedConfig, "store", lambda size: CachedConfig(NOTHING, (size, 1)))
     first = int(queue.base_environment()["OMP_NUM_THREADS"])
     assert first * sizes[0] <= 64
-    plan: Any = SimpleNamespace(nproc=planned)
+    plan: Any = SimpleNamespace(size=JobSize(planned))
     assert queue.environment_of(plan)["OMP_NUM_THREADS"] == str(threads)
 
 

@@ -19,7 +19,7 @@ from hydra_plugins.hydra_ddp_subprocess_launcher.job.results import JobResult
 from hydra_plugins.hydra_ddp_subprocess_launcher.slurm import submitit_api
 from hydra_plugins.hydra_ddp_subprocess_launcher.slurm.batch import SubmittedBatch
 from hydra_plugins.hydra_ddp_subprocess_launcher.slurm.jobs import ClusterJob, SlurmPoller
-from support.starts import job_start
+from support.starts import launch_spec
 
 
 class Batch(SubmittedBatch):
@@ -31,9 +31,9 @@ class Batch(SubmittedBatch):
         self.ended: dict[int, JobResult] = {}
         self.submitted: list[int] = []
         self._cluster: Any = SimpleNamespace(executor="slurm")
-        self._link = SlurmPoller(self._cluster)
-        self._sweep: Any = SimpleNamespace(settings=SimpleNamespace(check_config=None))
-        progress = SimpleNamespace(submitted=lambda plan, job_id, folder: self.submitted.append(plan.number))
+        self._poller = SlurmPoller(self._cluster)
+        self._context: Any = SimpleNamespace(settings=SimpleNamespace(check_config=None))
+        progress = SimpleNamespace(submitted=lambda plan, *_: self.submitted.append(plan.number))
         self._progress: Any = progress
         paths = SimpleNamespace(stderr=str(folder / "log.err"))
         self._jobs = {
@@ -103,7 +103,7 @@ def test_a_cancellation_is_repeated(batch: Batch, monkeypatch: pytest.MonkeyPatc
     """`scancel` may come when SLURM does not answer."""
     cancelled: list[int] = []
     monkeypatch.setattr(submitit_api, "cancel", lambda handles: cancelled.append(len(handles)))
-    batch._link.cancel(batch._jobs.values(), "cancelled after SIGINT", now=1000.0)
+    batch._poller.cancel(batch._jobs.values(), "cancelled after SIGINT", now=1000.0)
     for second in range(1000, 1040):
         batch._ask(float(second))
     assert 3 <= len(cancelled) <= 5 and set(cancelled) == {1}
@@ -130,9 +130,9 @@ def test_an_error_of_the_launching_process(
     cancelled: list[str] = []
     monkeypatch.setattr(submitit_api, "cancel", lambda handles: cancelled.extend(one.job_id for one in handles))
     batch._cluster.on_interrupt = choice
-    batch._link.leave_for(error, [])
+    batch._poller.leave_for(error, [])
     assert caplog.text == ""
-    batch._link.leave_for(error, batch._jobs.values())
+    batch._poller.leave_for(error, batch._jobs.values())
     assert cancelled == (["7_0"] if cancels else [])
     assert ("Left on the cluster: 7_[0]" in caplog.text) != cancels
 
@@ -193,12 +193,12 @@ def test_a_late_file_counts(batch: Batch, tmp_path: Path) -> None:
 
 def test_all_ranks_had_completed(batch: Batch, tmp_path: Path) -> None:
     """A job whose way out alone was cut off has completed, with its value."""
-    start = job_start(str(tmp_path / "run"), 2)
-    paths = JobPaths(start.run_dir)
+    spec = launch_spec(str(tmp_path / "run"), 2)
+    paths = JobPaths(spec.run_dir)
     make_job_folder(paths)
     for rank in range(2):
         write_outcome(paths, rank, Outcome(completed=True, run_id="run"))
-    batch._jobs[0].start = start
+    batch._jobs[0].spec = spec
     batch.state = "TIMEOUT"
     batch._ask(1000.0)
     batch._ask(1010.0)
@@ -213,12 +213,12 @@ def test_a_start_is_read_once(batch: Batch, tmp_path: Path, monkeypatch: pytest.
     read: list[str] = []
     monkeypatch.setattr(StartFile, "read", lambda told: read.append(told.path) or rendezvous._read_start(told.path))
     assert not job.take_last_start()
-    job.folder.publish_start("0.0", job_start("/of_7", 1, "first"))
+    job.folder.publish_start("0.0", launch_spec("/of_7", 1, "first"))
     assert [job.take_last_start() for _ in range(3)] == [True, False, False]
     assert job.plan.frozen.run_dir == "/of_7"
     os.utime(read[0], ns=(1, 1))
     assert not job.take_last_start(), "the same one"
-    job.folder.publish_start("0.1", job_start("/of_7", 1, "second"))
+    job.folder.publish_start("0.1", launch_spec("/of_7", 1, "second"))
     assert [job.take_last_start() for _ in range(3)] == [True, False, False]
     assert [Path(path).name for path in read] == ["start_0.0.pkl", "start_0.0.pkl", "start_0.1.pkl"]
 

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.files import SweepPaths
 from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import JOB_ID_TOKEN
 from hydra_plugins.hydra_ddp_subprocess_launcher.groups.rendezvous import JobEnd, JobFolder
+from hydra_plugins.hydra_ddp_subprocess_launcher.job.plan import Attempt
 from hydra_plugins.hydra_ddp_subprocess_launcher.records.events import JobsAdded, JobSubmitted, SweepBegan, SweepRecord
 from hydra_plugins.hydra_ddp_subprocess_launcher.records.journal import SweepRecorder, read_journal
 from hydra_plugins.hydra_ddp_subprocess_launcher.slurm import jobs as jobs_module
-from hydra_plugins.hydra_ddp_subprocess_launcher.slurm.jobs import find_orphans
-from hydra_plugins.hydra_ddp_subprocess_launcher.slurm.node_task import NodeTask
+from hydra_plugins.hydra_ddp_subprocess_launcher.slurm.jobs import JobSubmitter, find_orphans
+from hydra_plugins.hydra_ddp_subprocess_launcher.slurm.node_task import NodeTask, SubmittedJob
 from support.starts import submitted
 
 submitit = pytest.importorskip("submitit")
@@ -103,11 +105,11 @@ def test_a_job_whose_end_is_known(tmp_path: Path) -> None:
 def test_a_sweep_that_was_moved(tmp_path: Path) -> None:
     """Submitit's files are found where they are now, although they name the folder of before."""
     sweep = Sweep(tmp_path / "before")
-    ledger = SweepRecorder(SimpleNamespace(journal=str(tmp_path / "before/.ddp/journal.jsonl"), results=""))  # type: ignore[arg-type]
+    recorder = SweepRecorder(SweepPaths(str(tmp_path / "before")))
     (tmp_path / "before/.ddp").mkdir(parents=True)
     assert sweep.record.began is not None
     for event in (sweep.record.began, JobsAdded(2.0, 0, (("x=1",),), 1), sweep.intent(0)):
-        ledger.note(event)
+        recorder.record(event)
     sweep.submit(0, "7")
     (tmp_path / "before").rename(tmp_path / "after")
     record = read_journal(str(tmp_path / "after/.ddp/journal.jsonl"))
@@ -116,34 +118,37 @@ def test_a_sweep_that_was_moved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("run_dir", ["/run", f"/of_{JOB_ID_TOKEN}"])
-def test_the_intent_is_noted_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_dir: str) -> None:
+def test_the_intent_is_recorded_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_dir: str) -> None:
     """Before submitit is asked, which may be the last that the launching process does."""
-    noted: list[Any] = []
-    sent = replace(submitted(tmp_path), folder=str(tmp_path / "batch" / "3"))
+    recorded: list[Any] = []
 
     class Killed(BaseException):
         """Stand in for SIGKILL."""
 
-    def map_array(_function: object, jobs: list[object]) -> None:
-        assert jobs == [sent] and [event.job for event in noted] == [3]
+    def map_array(_function: object, jobs: list[SubmittedJob]) -> None:
+        assert [job.folder for job in jobs] == [event.folder for event in recorded]
+        assert [event.job for event in recorded] == [3]
         raise Killed
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(jobs_module, "_describe", lambda *_: sent)
-    cluster = SimpleNamespace(executor="local", queue={"submitit_folder": "logs/%j"})
-    sweep = SimpleNamespace(
-        cluster=cluster,
-        executor=SimpleNamespace(map_array=map_array),
-        settings=SimpleNamespace(code_changed=None),
-        sources=SimpleNamespace(check=lambda _: None),
-        ledger=SimpleNamespace(note=noted.append),
+    sent = submitted(tmp_path)
+    monkeypatch.setattr(jobs_module, "build_launch_spec", lambda *_: sent.spec)
+    context: Any = SimpleNamespace(
+        settings=SimpleNamespace(code_changed=None, master_addr=None, master_port=None, omp_num_threads=None),
+        paths=SweepPaths(str(tmp_path)),
     )
-    plan = SimpleNamespace(number=3, run_dir=run_dir, config_hash="abc")
+    cluster: Any = SimpleNamespace(executor="local", queue={"submitit_folder": "logs/%j"})
+    sources: Any = SimpleNamespace(check=lambda _: None)
+    recorder: Any = SimpleNamespace(record=recorded.append)
+    submitter = JobSubmitter(context, cluster, SimpleNamespace(map_array=map_array), recorder, sources)
+    plan: Any = SimpleNamespace(
+        number=3, run_dir=run_dir, config_hash="abc", first_attempt=Attempt(), payload=sent.payload, config_yaml=""
+    )
     with pytest.raises(Killed):
-        jobs_module.submit(sweep, [plan], str(tmp_path / "batch"))  # type: ignore[arg-type, list-item]
-    (event,) = noted
+        submitter.submit([plan])
+    (event,) = recorded
     assert isinstance(event, JobSubmitted)
     planned = "/run" if run_dir == "/run" else ""
-    facts = (event.job_id, event.folder, event.config_hash, event.executor, event.planned_dir)
-    assert facts == ("", sent.folder, "abc", "local", planned)
+    facts = (event.job_id, event.config_hash, event.executor, event.planned_dir)
+    assert facts == ("", "abc", "local", planned)
     assert event.submitit_folder == os.path.join(os.getcwd(), "logs/%j")

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ import pytest
 from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import JobFailedError
 from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import GroupReport, RankExit, StopReason
 from hydra_plugins.hydra_ddp_subprocess_launcher.groups.node_runner import NodeRunner
-from hydra_plugins.hydra_ddp_subprocess_launcher.groups.rendezvous import JobEnd, JobFolder
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups.rendezvous import JobEnd, JobFolder, Rendezvous
 from hydra_plugins.hydra_ddp_subprocess_launcher.slurm import node_task
 from hydra_plugins.hydra_ddp_subprocess_launcher.slurm.node_task import SubmittedJob
 from support.runner import PATIENCE_S
-from support.starts import job_start, submitted
+from support.starts import launch_spec, submitted
 
 if importlib.util.find_spec("submitit") is None:
     pytest.skip("needs the extra `submitit`", allow_module_level=True)
@@ -87,10 +88,9 @@ def test_too_few_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(submitit, "JobEnvironment", Environment)
     job = submitted(tmp_path)
-    start = job_start(str(tmp_path / "run"), 1)
-    object.__setattr__(start.group, "nnodes", 2)
+    spec = launch_spec(str(tmp_path / "run"), 1, nnodes=2)
     with pytest.raises(StartError, match=r"for 2 nodes, but the cluster names 1 \(here"):
-        node_task.NodeTask()(SubmittedJob(**{**vars(job), "start": start}))
+        node_task.NodeTask()(replace(job, spec=spec))
 
 
 def test_the_checkpoint_counts(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_scontrol_that_refuses(tmp_path: Path) -> None:
 def test_a_signal_that_is_not_followed_by_another(tmp_path: Path) -> None:
     """After SIGTERM alone the part waits for what the cluster does, and leaves."""
     part = part_of(submitted(tmp_path))
-    part._node.stopped_by = signal.SIGTERM
+    part._node.shutdown.receive(signal.SIGTERM, 0.0)
     with pytest.raises(SystemExit) as raised:
         part._leave()
     assert raised.value.code == 128 + signal.SIGTERM
@@ -200,7 +200,7 @@ def test_sigterm_before_the_clusters_signal(tmp_path: Path) -> None:
     """Some clusters send SIGTERM first and then say why: the job is queued again all the same."""
     part = part_of(submitted(tmp_path))
     part._aftermath_s = 30.0
-    part._node.stopped_by = signal.SIGTERM
+    part._node.shutdown.receive(signal.SIGTERM, 0.0)
     handled_by(lambda *_: sys.exit(144))
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR2))
     timer.start()
@@ -246,10 +246,11 @@ def test_what_a_signal_has_ended(tmp_path: Path, report: GroupReport | None, wai
 
 ORPHAN = """
 import os, sys, time
-from hydra_plugins.hydra_ddp_subprocess_launcher.groups.node_runner import Node
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups.node_runner import NodeRunner
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups.rendezvous import Rendezvous
 if os.fork():
     os._exit(0)
-node = Node(0, None, None, int(sys.argv[1]) or os.getppid())
+node = NodeRunner(0, Rendezvous(), None, int(sys.argv[1]) or os.getppid())
 with node.listening():
     print(node.is_stopped_within(20), node.orphaned, flush=True)
 """
@@ -262,7 +263,7 @@ def test_an_orphan_is_stopped() -> None:
 
 
 def test_a_part_with_a_parent_is_not(tmp_path: Path) -> None:
-    node = NodeRunner(0, None, signal.SIGUSR2, os.getppid())
+    node = NodeRunner(0, Rendezvous(), signal.SIGUSR2, os.getppid())
     with node.listening():
         assert not node.is_stopped_within(0.3)
     assert not node.orphaned

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 from hydra_plugins.hydra_ddp_subprocess_launcher.common import quoting
 from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import JOB_ID_TOKEN
-from hydra_plugins.hydra_ddp_subprocess_launcher.slurm.node_task import SubmittedJob
-from support.starts import job_start, submitted
+from hydra_plugins.hydra_ddp_subprocess_launcher.job.environment import error_file
+from support.starts import launch_spec, submitted
 
 
 def test_settled() -> None:
     """Wherever the id's place is held, there is the id: in the run directory, the command, variables and files."""
     run_dir = f"/sweep/of_{JOB_ID_TOKEN}"
     job = submitted(Path("/x"), run_dir)
-    start = job_start(
+    spec = launch_spec(
         run_dir, 2, argv=("python", f"run_dir={run_dir}"), env_set={"A": f"id {JOB_ID_TOKEN}", "B": "plain"}
     )
-    settled = SubmittedJob(**{**vars(job), "start": start}).settled("7_1")
-    assert settled.start.run_dir == settled.payload.run_dir == "/sweep/of_7_1"
-    assert settled.start.argv == ("python", "run_dir=/sweep/of_7_1")
-    assert settled.start.env_set == {"A": "id 7_1", "B": "plain"}
-    assert settled.start.group.error_file(0).startswith("/sweep/of_7_1/")
+    settled = replace(job, spec=spec).with_job_id("7_1")
+    assert settled.spec.run_dir == settled.payload.run_dir == "/sweep/of_7_1"
+    assert settled.spec.argv == ("python", "run_dir=/sweep/of_7_1")
+    assert settled.spec.env_set == {"A": "id 7_1", "B": "plain"}
+    assert error_file(settled.spec, 0).startswith("/sweep/of_7_1/")
     assert settled.payload.job_id == "7_1"
     assert JOB_ID_TOKEN not in repr(settled)
 
@@ -30,8 +31,8 @@ def test_settled() -> None:
 def test_a_job_whose_directory_does_not_depend_on_the_id() -> None:
     """It is sent as it is, but for the id."""
     job = submitted(Path("/x"))
-    assert job.settled("7").start == job.start
-    assert job.settled("7").payload.job_id == "7"
+    assert job.with_job_id("7").spec == job.spec
+    assert job.with_job_id("7").payload.job_id == "7"
 
 
 def test_it_can_be_sent() -> None:

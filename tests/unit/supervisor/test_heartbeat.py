@@ -14,7 +14,7 @@ from hydra_plugins.hydra_ddp_subprocess_launcher.supervisor.heartbeat import (
     HEARTBEAT_TIMEOUT_S,
     Peers,
     refresh_names,
-    tell_for_keeper,
+    report_for_keeper,
 )
 
 BEGAN = 1000.0
@@ -243,7 +243,7 @@ def test_lines_that_come_in_parts(nodes: Nodes) -> None:
         file.write('st": "late"}}\n{"failing": {"ex')
     first.look(BEGAN + 1)
     assert (first.host_of(1), first.failed) == ("late", "")
-    tell_for_keeper(RendezvousDir(str(nodes.folder), 1, 2), "late", FAILED)
+    report_for_keeper(RendezvousDir(str(nodes.folder), 1, 2), "late", FAILED)
     first.look(BEGAN + 2)
     assert (first.failed, first.unfinished) == ("node 1 (late)", [])
 
@@ -252,7 +252,7 @@ def test_in_the_place_of_a_keeper_that_never_came(nodes: Nodes) -> None:
     """The others need not wait for it, and know why."""
     first = nodes.come(0)
     lost = GroupReport((), StopReason.KEEPER_LOST, None)
-    tell_for_keeper(RendezvousDir(str(nodes.folder), 1, 2), "host-1", lost)
+    report_for_keeper(RendezvousDir(str(nodes.folder), 1, 2), "host-1", lost)
     first.look(BEGAN)
     assert (first.missing, first.failed, first.unfinished) == ([], "node 1 (host-1)", [])
     merged = first.merge(GroupReport((), StopReason.NODE_FAILED, None, "node 1 (host-1)"))

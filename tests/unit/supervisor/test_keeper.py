@@ -28,7 +28,7 @@ from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import (
     StopReason,
 )
 from hydra_plugins.hydra_ddp_subprocess_launcher.groups.spawners import KeeperEnded, SpawnerLink
-from hydra_plugins.hydra_ddp_subprocess_launcher.supervisor.heartbeat import tell_for_keeper
+from hydra_plugins.hydra_ddp_subprocess_launcher.supervisor.heartbeat import report_for_keeper
 from support.runner import PATIENCE_S
 from support.spawning import Job, is_alive, spec, wait_for_file
 
@@ -51,7 +51,7 @@ class Kept(Job):
 
     def hear(self, timeout_s: float = 0.05) -> None:
         if self.ended is None:
-            waiting: list[SpawnerLink | Channel] = [one for one in (self.link, self.channel) if not one.lost]
+            waiting: list[SpawnerLink | Channel] = [one for one in (self.link, self.channel) if not one.disconnected]
             select.select(waiting, [], [], timeout_s)
             # First: what a keeper says last, it has said before its spawner says that it ended.
             self._all_ended.update({ended.job: ended for ended in self.link.receive()})
@@ -627,7 +627,7 @@ def test_a_keeper_of_one_node_is_killed(on_node: Callable[..., Job], tmp_path: P
     heard(second, first, "ended")
     assert second.report is None
     lost = GroupReport((), StopReason.KEEPER_LOST, None)
-    tell_for_keeper(RendezvousDir(str(tmp_path / "meeting"), 1, 2), "here", lost)
+    report_for_keeper(RendezvousDir(str(tmp_path / "meeting"), 1, 2), "here", lost)
     first.wait("ended")
     report = report_of(first)
     assert report.reason is StopReason.KEEPER_LOST and report.detail.startswith("on node 1 (")
