@@ -620,10 +620,10 @@ def test_a_changed_payload_is_not_loaded(runner: Runner) -> None:
     """A payload that somebody changed before a rank reads it fails the job by its digest, and runs no code of it."""
     trap = runner.cwd / "trap.py"
     trap.write_text(
-        "import os, pickle, sys\n"
+        "import os, pathlib, pickle, sys\n"
         "class Trap:\n"
         f"    def __reduce__(self): return (os.mkdir, ({str(runner.cwd / 'trapped')!r},))\n"
-        "folder = os.path.dirname(os.environ['TORCHELASTIC_ERROR_FILE'])\n"
+        "folder = pathlib.Path(os.environ['TORCHELASTIC_ERROR_FILE']).parents[3]\n"
         "if os.environ['HYDRA_DDP_JOB_NUM'] == '0':\n"
         "    open(os.path.join(folder, 'payload.pkl'), 'wb').write(pickle.dumps(Trap()))\n"
         "os.execv(sys.argv[1], sys.argv[1:])\n"
