@@ -188,7 +188,7 @@ behave.STEPS.update(
     {
         "big": lambda size: bytes(int(size)),
         "empty": empty_directory,
-        "handled": lambda: JOB_FOLDER.joinpath(f"error_{behave.RANK}.json").write_text('{"message": "handled"}'),
+        "handled": lambda: Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text('{"message": "handled"}'),
         "quits": Quits,
         "raise_quitting": raise_quitting,
         "raise_odd": lambda: behave.raise_error("\udcff €"),
