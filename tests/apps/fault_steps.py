@@ -116,7 +116,7 @@ def _wait_for_peers() -> None:
     if PLAN["when"] == "function" and PLAN["peers"] == "hang":
         wait_for(NOTES / f"ready_{JOB}_{1 - RANK}.json")
     if PLAN["when"] in ("after", "thread"):
-        folder = Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parent
+        folder = Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parents[3]
         for rank in range(int(os.environ["WORLD_SIZE"])):
             wait_for(folder / f"outcome_{rank}.pkl")
 

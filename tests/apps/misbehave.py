@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 
 ATTEMPT = int(os.environ.get("HYDRA_DDP_ATTEMPT", "0"))
 # Folder of this rank's job, as torchrun's variable tells it.
-JOB_FOLDER = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ".")).parent
+JOB_FOLDER = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "0/1/2/3")).parents[3]
 
 
 def fail_until(attempt: str) -> None:
@@ -188,7 +188,7 @@ behave.STEPS.update(
     {
         "big": lambda size: bytes(int(size)),
         "empty": empty_directory,
-        "handled": lambda: JOB_FOLDER.joinpath(f"error_{behave.RANK}.json").write_text('{"message": "handled"}'),
+        "handled": lambda: Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text('{"message": "handled"}'),
         "quits": Quits,
         "raise_quitting": raise_quitting,
         "raise_odd": lambda: behave.raise_error("\udcff €"),

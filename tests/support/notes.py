@@ -12,7 +12,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
-from support.runner import APPS, NOISE_S, PATIENCE_S
+from support.runner import APPS, PATIENCE_S
 
 if TYPE_CHECKING:
     from support.runner import Ran, Runner
@@ -154,7 +154,7 @@ def alive(runner: Runner, variable: bytes = b"") -> dict[int, str]:
     return found
 
 
-def assert_nothing_left(runner: Runner, timeout_s: float = NOISE_S) -> None:
+def assert_nothing_left(runner: Runner, timeout_s: float = PATIENCE_S) -> None:
     seconds_until(lambda: not alive(runner), at_most_s=timeout_s)
     assert alive(runner) == {}
 

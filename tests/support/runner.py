@@ -146,7 +146,7 @@ class Runner:
                 pytest.fail(f"{what} did not come true in {timeout_s} s")
             time.sleep(0.02)
 
-    def assert_nothing_left(self, timeout_s: float = NOISE_S) -> None:
+    def assert_nothing_left(self, timeout_s: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + timeout_s
         while (left := self.alive()) and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.notes import assert_one_clear_error
-from support.runner import APPS
+from support.runner import APPS, PATIENCE_S
 
 if TYPE_CHECKING:
     from support.runner import Runner
@@ -47,7 +47,7 @@ def at_a_prompt(runner: Runner, *overrides: str, shell: bool = False) -> Iterato
         rest,
         env=runner.environment(TERM="xterm"),
         cwd=str(runner.cwd),
-        timeout=60,
+        timeout=PATIENCE_S,
         encoding="utf-8",
         dimensions=(24, 300),
     )

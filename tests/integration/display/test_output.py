@@ -18,8 +18,8 @@ from typing import IO, TYPE_CHECKING
 
 import pytest
 
-from support.notes import NOISE_S, seconds_until
-from support.runner import APPS, PATIENCE_S
+from support.notes import seconds_until
+from support.runner import APPS, NOISE_S, PATIENCE_S
 
 if TYPE_CHECKING:
     from support.runner import Runner

@@ -25,9 +25,9 @@ main()
 """
 # All of this package that a rank needs; the plugins and their options Hydra imports in every program.
 OURS = {
-    *("_choices", "config", "ddp_rank_sweeper", "ddp_submitit_launcher", "ddp_subprocess_launcher"),
-    *("_callbacks", "_environment", "_errors", "_files", "_freeze", "_log_files", "_outcome", "_pickling", "_encoded"),
-    *("_process_groups", "_rank", "_resolvers", "_signals", "_specs", "_tasks"),
+    *("config", "plugins", "common", "job"),
+    *(f"common.{name}" for name in ("choices", "errors", "files", "processes", "protocol", "quoting", "signals")),
+    *("common.text", *(f"job.{name}" for name in ("environment", "frozen_config", "hydra_state", "outcome", "rank"))),
 }
 OTHERS = {"asyncio", "concurrent.futures", "joblib", "multiprocessing", "optuna", "pynvml", "rich", "submitit", "torch"}
 

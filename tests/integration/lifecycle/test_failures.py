@@ -19,7 +19,6 @@ from omegaconf import OmegaConf
 
 from support.notes import (
     BEHAVE,
-    NOISE_S,
     Notes,
     alive,
     assert_nothing_left,
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
 
 GRACE_S = 1
 GRACE = f"hydra.launcher.grace_period_s={GRACE_S}"
+# No test waits for so long: what is over sooner did not wait for it.
+LONG_GRACE = "hydra.launcher.grace_period_s=3600"
 RECORDING = "hydra/sweeper=recording"
 AT_ONCE = "hydra.launcher.max_parallel_jobs=2"
 
@@ -71,7 +72,7 @@ def job_folders(runner: Runner) -> set[str]:
 def test_the_first_failing_rank_ends_its_job_and_the_sweep_goes_on(
     runner: Runner, fault: str, words: list[str]
 ) -> None:
-    """Rank 1 fails while rank 0 sleeps for an hour: FAILED within grace + 2 s, the next job runs."""
+    """Rank 1 fails while rank 0 sleeps for an hour: FAILED without waiting for it, and the next job runs."""
     ran, notes = behave(
         runner, "x=0,1", "+j0.r0=[note:ready,hang]", f"+j0.r1=[wait:ready,note:failing,{fault}]", GRACE, RECORDING
     )
@@ -79,8 +80,6 @@ def test_the_first_failing_rank_ends_its_job_and_the_sweep_goes_on(
     assert notes.statuses() == ["FAILED", "COMPLETED"]
     assert notes.places() == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert notes.places("end") == [(1, 0), (1, 1)]
-    # The next job's start-up is in this time, too.
-    assert notes.read("body_1_0")["time"] - notes.read("failing")["time"] < GRACE_S + 2 + NOISE_S
     said = notes.returns()[0]["text"]
     assert "rank 1" in ran.output
     for word in words:
@@ -356,20 +355,20 @@ def test_a_failed_job_leaves_no_zombies(runner: Runner) -> None:
 
 
 def test_a_surviving_rank_gets_sigterm_first(runner: Runner) -> None:
-    """When rank 1 fails, rank 0's own SIGTERM handler runs, and the blame stays with rank 1."""
-    ran, notes = behave(runner, "+r0=[signal:SIGTERM,note:ready,hang]", "+r1=[wait:ready,raise]", RECORDING)
+    """When rank 1 fails, rank 0's own SIGTERM handler runs, and the blame stays with rank 1.
+
+    The grace period is a limit, not a delay.
+    """
+    ran, notes = behave(runner, "+r0=[signal:SIGTERM,note:ready,hang]", "+r1=[wait:ready,raise]", LONG_GRACE, RECORDING)
     assert notes.read("signal_SIGTERM_0_0")["count"] == 1
     assert re.search(r"rank 1\b.*(fail|rais|exit|end)", ran.output)
     assert "ValueError: broken: plain" in notes.returns()[0]["text"]
-    # The grace period (15 s by default) is a limit, not a delay.
-    assert notes.read("returns")["ended"] - notes.read("signal_SIGTERM_0_0")["time"] < 5
 
 
 def test_a_rank_that_blocks_sigterm_is_killed_after_the_grace_time(runner: Runner) -> None:
-    """A rank that blocks SIGTERM and SIGINT lives through the grace time, and is gone within grace + 2 s."""
+    """A rank that blocks SIGTERM and SIGINT lives through the grace time, and is gone after it."""
     _, notes = behave(runner, "+r0=[block,note:ready,hang]", "+r1=[wait:ready,note:failing,raise]", GRACE, RECORDING)
-    took = notes.read("returns")["ended"] - notes.read("failing")["time"]
-    assert GRACE_S - 0.1 < took < GRACE_S + 2 + NOISE_S
+    assert notes.read("returns")["ended"] - notes.read("failing")["time"] > GRACE_S - 0.1
     assert all_gone(notes)
 
 
@@ -389,8 +388,7 @@ def test_exit_timeout_ends_a_job_whose_ranks_stay_behind(runner: Runner) -> None
     assert notes.statuses() == ["FAILED"]
     assert "rank 0" in notes.returns()[0]["text"].lower()
     assert "exit_timeout_s" in ran.output
-    took = notes.read("returns")["ended"] - notes.read("end_0_1")["time"]
-    assert 5 - 0.1 < took < 5 + GRACE_S + 2 + NOISE_S
+    assert notes.read("returns")["ended"] - notes.read("end_0_1")["time"] > 5 - 0.1
 
 
 @pytest.mark.sample
@@ -407,8 +405,8 @@ def test_timeout_min_ends_a_job_as_failed(runner: Runner) -> None:
 @pytest.mark.sample("0.01")
 @pytest.mark.parametrize("after_s", [0.01, 0.5, 2.0])
 def test_kill_9_of_the_launching_process_leaves_nothing(runner: Runner, after_s: float) -> None:
-    """SIGKILL of the launching process at any time after the ranks started: nothing is alive 3 s later."""
-    with behaving(runner, "x=0,1", "+all=[ignore,hang]") as (process, notes):
+    """SIGKILL of the launching process at any time after the ranks started leaves nothing, whatever the grace time."""
+    with behaving(runner, "x=0,1", "+all=[ignore,hang]", LONG_GRACE) as (process, notes):
         runner.wait_until(lambda: len(alive(runner, b"RANK=")) >= (1 if after_s < 0.1 else 2), what="the ranks' start")
         seconds_until(lambda: False, at_most_s=after_s)
         process.kill()
@@ -424,13 +422,12 @@ def test_kill_9_of_the_launching_process_leaves_nothing(runner: Runner, after_s:
     ids=str,
 )
 def test_a_signal_ends_all_ranks_and_starts_no_more(runner: Runner, number: signal.Signals, code: int) -> None:
-    """Ranks that ignore SIGINT and SIGTERM are gone within grace + 3 s, and queued jobs never start."""
+    """Ranks that ignore SIGINT and SIGTERM are gone after the grace time, and queued jobs never start."""
     with behaving(runner, "x=0,1,2,3", "+all=[ignore,note:ready,hang]", AT_ONCE, GRACE) as (process, notes):
         runner.wait_until(lambda: len(notes.places()) == 4 and notes.has("ready"), what="four bodies")
         os.kill(process.pid, number)
-        took = seconds_until(lambda: all_gone(notes))
         said_code, output = finish(process)
-        assert took < GRACE_S + 3 + NOISE_S
+        assert all_gone(notes)
         assert said_code == code, output
         assert notes.places() == [(0, 0), (0, 1), (1, 0), (1, 1)]
         assert job_folders(runner) == {"0", "1"}
@@ -438,18 +435,15 @@ def test_a_signal_ends_all_ranks_and_starts_no_more(runner: Runner, number: sign
 
 
 def test_a_second_ctrl_c_kills_at_once(runner: Runner) -> None:
-    """Two SIGINTs do not wait for a grace time of a minute."""
-    with behaving(runner, "+all=[ignore,hang]", "+r0=[ignore,note:ready,hang]", "hydra.launcher.grace_period_s=60") as (
-        process,
-        notes,
-    ):
+    """Two SIGINTs do not wait for a grace time of an hour."""
+    with behaving(runner, "+all=[ignore,hang]", "+r0=[ignore,note:ready,hang]", LONG_GRACE) as (process, notes):
         runner.wait_until(lambda: len(notes.places()) == 2 and notes.has("ready"), what="two bodies")
         os.kill(process.pid, signal.SIGINT)
         seconds_until(lambda: False, at_most_s=0.5)
         assert not all_gone(notes)
         os.kill(process.pid, signal.SIGINT)
-        assert seconds_until(lambda: all_gone(notes)) < 2 + NOISE_S
         assert finish(process)[0] == 130
+        assert all_gone(notes)
 
 
 def test_ctrl_c_in_job_2_of_5_is_no_failed_job(runner: Runner) -> None:
@@ -487,9 +481,9 @@ def test_ctrl_c_is_a_keyboard_interrupt(runner: Runner, ending: str) -> None:
 
 def test_user_signals_reach_every_rank_once(runner: Runner) -> None:
     """SIGUSR1 to the launching process runs each rank's handler once and changes nothing else."""
-    with behaving(runner, "+all=[signal:SIGUSR1,wait:go]") as (process, notes):
-        runner.wait_until(lambda: len(notes.places()) == 2, what="two bodies")
-        seconds_until(lambda: False, at_most_s=0.3)  # The handler is set right after the body's note.
+    steps = [f"+r{rank}=[signal:SIGUSR1,note:ready{rank},wait:go]" for rank in range(2)]
+    with behaving(runner, *steps) as (process, notes):
+        runner.wait_until(lambda: notes.has("ready0") and notes.has("ready1"), what="two handlers that are set")
         os.kill(process.pid, signal.SIGUSR1)
         runner.wait_until(lambda: len(notes.all("signal_SIGUSR1")) == 2, what="two handlers")
         seconds_until(lambda: False, at_most_s=0.3)

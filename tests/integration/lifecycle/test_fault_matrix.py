@@ -8,7 +8,6 @@ sweep of its own.
 from __future__ import annotations
 
 import json
-import pickle
 import re
 import signal
 import stat
@@ -24,9 +23,10 @@ from typing import Any
 
 import pytest
 
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.files import read_stored
 from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import Outcome
-from support.notes import NOISE_S, Notes, is_running, state_of
-from support.runner import APPS, Runner
+from support.notes import Notes, is_running, state_of
+from support.runner import APPS, NOISE_S, PATIENCE_S, Runner
 
 GRACE_S = 1
 # Long enough for the start of all ranks that run side by side, on a busy machine, too.
@@ -238,11 +238,13 @@ def sweep(folder: Path, plans: list[dict[str, Any]], *options: str, **variables:
     return swept
 
 
-def _watch(swept: Swept, process: subprocess.Popen[str], jobs: Sequence[int], timeout_s: float = 180) -> None:
-    deadline = time.monotonic() + timeout_s
+def _watch(swept: Swept, process: subprocess.Popen[str], jobs: Sequence[int]) -> None:
+    over, deadline = 0, 0.0
     while process.poll() is None:
-        assert time.monotonic() < deadline, "the sweep does not end"
         _look(swept, jobs)
+        if len(swept.ended) != over or deadline == 0:
+            over, deadline = len(swept.ended), time.monotonic() + PATIENCE_S
+        assert time.monotonic() < deadline, "the sweep does not go on"
         if len(swept.ended) == len(jobs):
             (swept.notes.folder / "go.json").touch()
         if state_of(process.pid)[0] == "T" and any(job > 0 for job in swept.ended):
@@ -251,6 +253,7 @@ def _watch(swept: Swept, process: subprocess.Popen[str], jobs: Sequence[int], ti
         time.sleep(0.02)
     _look(swept, jobs)
     # What outlives the launching process has its time, too, but is waited for.
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline and any(is_running(pid) for job in jobs for pid in swept.pids(job)):
         time.sleep(0.02)
     _look(swept, jobs)
@@ -321,7 +324,7 @@ def assert_whole(folder: Path) -> list[Outcome]:
     outcomes = []
     for path in sorted(folder.glob("outcome_?.pkl")):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        outcomes.append(pickle.loads(path.read_bytes()))
+        outcomes.append(read_stored(str(path)))
     assert all(isinstance(outcome, Outcome) for outcome in outcomes)
     return outcomes
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from support.notes import finish
+
 if TYPE_CHECKING:
     from support.runner import Runner
 
@@ -123,9 +125,9 @@ def test_jobs_that_are_started_again(runner: Runner) -> None:
 def test_a_sweep_that_is_stopped(runner: Runner) -> None:
     """Ctrl-C ends the job that runs, and with it comes `on_job_end`; jobs that were not started have none."""
     process = runner.start(sys.executable, *arguments(runner, "+how=waits,good", "hydra.launcher.max_parallel_jobs=1"))
-    runner.wait_until(lambda: all((runner.cwd / f"up_waits_{rank}").exists() for rank in (0, 1)), 60)
+    runner.wait_until(lambda: all((runner.cwd / f"up_waits_{rank}").exists() for rank in (0, 1)))
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    finish(process)
     assert statuses(runner) == {"waits": ["FAILED"]}
 
 

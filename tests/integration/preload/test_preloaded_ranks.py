@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hydra import version
 
-from support.notes import NOISE_S
-from support.runner import APPS, MARKER, PATIENCE_S
+from support.runner import APPS, MARKER, NOISE_S, PATIENCE_S
 
 if TYPE_CHECKING:
     from support.runner import Runner
