@@ -258,10 +258,6 @@ _COMMANDS = {
 }
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 # Seconds for the launching process to act on a signal, which it cannot while it composes a job.
 _NOTED_WITHIN_S = 5.0
 # Seconds after which a second signal counts; within 0.3 s both are one order.
@@ -514,3 +510,7 @@ def _wait(out: BinaryIO) -> None:
 
 def _prefix(job: JobRecord, rank: int, *, alone: bool) -> bytes:
     return b"" if alone else f"[job {job.number} rank {rank}] ".encode()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -385,13 +385,6 @@ def _restore_hydra(body: Mapping[str, Any]) -> tuple[TaskFunction, HydraContext]
     return function, context
 
 
-if __name__ == "__main__":
-    # Not this copy: what is pickled names the module, and there should be one of it.
-    from hydra_plugins.hydra_ddp_subprocess_launcher.job import rank
-
-    rank.run_function_rank(sys.argv[1:])
-
-
 # Sweeps that began in this process, by function: those of the launcher, and those that a rank met.
 LAUNCHER_SWEEPS: Counter[tuple[str, str]] = Counter()
 RANK_SWEEPS: Counter[tuple[str, str]] = Counter()
@@ -415,3 +408,10 @@ def identify(task_function: Any, sweeps: Counter[tuple[str, str]]) -> TaskId:
     task = TaskId(*name, nth=sweeps[name])
     sweeps[name] += 1
     return task
+
+
+if __name__ == "__main__":
+    # Not this copy: what is pickled names the module, and there should be one of it.
+    from hydra_plugins.hydra_ddp_subprocess_launcher.job import rank
+
+    rank.run_function_rank(sys.argv[1:])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import re
@@ -201,6 +203,52 @@ def test_commands_run_the_ranks_again(runner: Runner) -> None:
     again = runner.run("bash", "-c", f'eval "$({program} {said})"', env={"TALK_DIR": str(runner.cwd)})
     assert again.returncode == 1
     assert "ValueError: bad x=3" in again.output
+
+
+def test_results(runner: Runner) -> None:
+    """The jobs that are over, in order or sorted by any column, as a table, as CSV and as JSON."""
+    with talking(runner, "x=9,10,2,7", "value='${x}'", "fail_x=[2]", "until=go", "wait_x=[9,7]") as process:
+        wait_for_lines(runner, 0)
+        none_yet = hydra_ddp(runner, "results")
+        assert (none_yet.returncode, none_yet.stderr) == (0, "")
+        assert len(none_yet.stdout.splitlines()) == 1
+        assert json.loads(hydra_ddp(runner, "results", "--json").stdout) == []
+        (runner.cwd / "go").touch()
+        assert finish(process)[0] == 1
+
+    def jobs(*options: str) -> list[str]:
+        ran = hydra_ddp(runner, "results", *options)
+        assert (ran.returncode, ran.stderr) == (0, "")
+        header, *rows = ran.stdout.splitlines()
+        assert header.split()[:2] == ["job", "x"]
+        return [row.split()[0] for row in rows if row[:3].strip()]
+
+    assert jobs() == ["0", "1", "2", "3"]
+    assert jobs("--descending") == ["3", "2", "1", "0"]
+    # By size, not as texts, and the one without a value last either way.
+    assert jobs("--sort", "value") == ["3", "0", "1", "2"]
+    assert jobs("--sort", "value", "--descending") == ["1", "0", "3", "2"]
+    assert jobs("--sort", "x") == ["2", "3", "0", "1"]
+    assert hydra_ddp(runner, "results", "--csv").stdout == (runner.cwd / "sweep/.ddp/results.csv").read_text()
+    rows = list(csv.DictReader(io.StringIO(hydra_ddp(runner, "results", "--csv", "--sort", "x").stdout)))
+    assert [(row["job"], row["x"], row["status"], row["value"]) for row in rows] == [
+        ("2", "2", "FAILED", ""),
+        ("3", "7", "COMPLETED", "7"),
+        ("0", "9", "COMPLETED", "9"),
+        ("1", "10", "COMPLETED", "10"),
+    ]
+    found = json.loads(hydra_ddp(runner, "results", "--json", "--sort", "value").stdout)
+    assert [(row["job"], row["overrides"]["x"], row["status"], row["value"]) for row in found] == [
+        (3, "7", "COMPLETED", 7),
+        (0, "9", "COMPLETED", 9),
+        (1, "10", "COMPLETED", 10),
+        (2, "2", "FAILED", None),
+    ]
+    assert "bad x=2" in found[-1]["cause"]
+    assert found[0]["run_dir"] == str(runner.cwd / "sweep" / "3")
+    unknown = hydra_ddp(runner, "results", "--sort", "loss")
+    assert unknown.returncode == 2 and "loss" in unknown.stderr and "duration_s" in unknown.stderr
+    assert hydra_ddp(runner, "results", "--csv", "--json").returncode == 2
 
 
 @pytest.mark.sample
