@@ -215,7 +215,7 @@ def name_of(pid: int) -> str:
 
 
 def kill_marked(marks: Mapping[str, str], within_s: float) -> list[int]:
-    """Send SIGKILL to every process that has these variables in its environment, and return the pids that are left.
+    """Send SIGKILL to this user's processes that have these variables in their environment, and return what is left.
 
     A last resort, because a process may have cleared its environment.
 
