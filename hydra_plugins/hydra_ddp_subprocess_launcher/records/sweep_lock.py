@@ -1,4 +1,4 @@
-"""The sweep lock: held by one launching process at a time, and released whenever and however that process ends."""
+"""The sweep lock: held by one launching process at a time, and released however that process ends."""
 
 from __future__ import annotations
 
