@@ -1,4 +1,4 @@
-"""The words that an option may take. Apart from `config`, which Hydra may execute twice in one process."""
+"""Enums of option values. They are not in `config`, because Hydra may execute that module twice in one process."""
 
 from enum import Enum
 
@@ -12,7 +12,7 @@ class Entry(Enum):
 
 
 class OnCodeChange(Enum):
-    """What happens to a job when source files changed since the sweep started."""
+    """What to do with a job if source files have changed since the sweep started."""
 
     warn = "warn"
     fail = "fail"
@@ -20,21 +20,21 @@ class OnCodeChange(Enum):
 
 
 class OnConfigDifference(Enum):
-    """What happens when ranks of one job resolve their config differently."""
+    """What to do if the ranks of a job resolve their config differently."""
 
     warn = "warn"
     error = "error"
 
 
 class Resume(Enum):
-    """Which jobs of an earlier run of the sweep are run again."""
+    """Which jobs of an earlier run of the sweep to run again."""
 
     unfinished = "unfinished"
     failed = "failed"
 
 
 class ShowProgress(Enum):
-    """How a sweep shows what its jobs do."""
+    """How to show the progress of a sweep."""
 
     auto = "auto"
     rich = "rich"
@@ -43,7 +43,7 @@ class ShowProgress(Enum):
 
 
 class OnInterrupt(Enum):
-    """What becomes of the jobs on a cluster when the launching process is stopped."""
+    """What to do with jobs on a cluster when the launching process is stopped."""
 
     cancel = "cancel"
     leave = "leave"

@@ -1,14 +1,14 @@
-"""What the launcher raises.
+"""Exceptions of the launcher.
 
-    LauncherError               a CompactHydraException: Hydra prints the message alone, without our stack
-    ├── OptionError             an option that is unknown, or has a value that cannot be used
+    LauncherError               a CompactHydraException: Hydra prints only the message, without our stack
+    ├── OptionError             an option is unknown, or its value cannot be used
     ├── StartError              this process cannot launch, or its program cannot be run again in a rank
-    ├── FreezeError             a job's config cannot be handed to its ranks
-    └── JobFailedError          a job ended badly and no exception of the user's tells why
+    ├── FreezeError             a job's config cannot be passed to its ranks
+    └── JobFailedError          a job failed without an exception of the user's that explains why
 
-    RankTraceback               not an error of ours: the cause of a user's exception, so that its traceback is shown
+    RankTraceback               not an error itself: the cause of a user's exception, so that its traceback is shown
 
-Each takes its message as the only argument, so that it survives a pickle.
+Each takes its message as the only argument, so that it can be pickled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class StartError(LauncherError):
 
 
 class FreezeError(LauncherError):
-    """The config of a job cannot be handed to its ranks."""
+    """The config of a job cannot be passed to its ranks."""
 
 
 class JobFailedError(LauncherError):

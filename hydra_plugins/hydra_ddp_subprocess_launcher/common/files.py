@@ -1,4 +1,4 @@
-"""Files of a job: where they are, how they are written and read."""
+"""Files of jobs and sweeps: their paths, and how to write and read them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from .protocol import (
     TaskId,
 )
 
-# Of what is stored for other processes, and of the journal; a new one whenever an older version could not read it.
+# Format of the files stored for other processes, and of the journal; increased whenever an older version could not read
+# them.
 FORMAT = 2
 _KIND = "kind"
 _KINDS = {
@@ -44,7 +45,7 @@ _TIMELINE = "timeline.svg"
 
 @dataclass(frozen=True)
 class JobPaths:
-    """Every path of a job.
+    """All paths of a job.
 
     Attributes:
         run_dir: Run directory, absolute.
@@ -54,12 +55,12 @@ class JobPaths:
 
     @property
     def folder(self) -> str:
-        """The one folder of ours in the run directory."""
+        """The folder of this package in the run directory."""
         return os.path.join(self.run_dir, ".ddp")
 
     @property
     def payload(self) -> str:
-        """What the ranks read."""
+        """The payload that the ranks read."""
         return os.path.join(self.folder, "payload.pkl")
 
     @property
@@ -68,7 +69,7 @@ class JobPaths:
         return os.path.join(self.folder, "job.json")
 
     def earlier(self, number: int) -> str:
-        """What an earlier start left in the folder."""
+        """Folder with the files of an earlier start."""
         return os.path.join(self.folder, f"{_EARLIER}{number}")
 
     @property
@@ -81,16 +82,16 @@ class JobPaths:
         return os.path.join(self.folder, f"rank_{rank}.log")
 
     def outcome(self, rank: int) -> str:
-        """How a rank's part of the job ended, when it completed."""
+        """Outcome of a rank's part of the job, if it completed."""
         return os.path.join(self.folder, f"outcome_{rank}.pkl")
 
     def failure(self, rank: int) -> str:
-        """How a rank's part of the job ended, when it failed."""
+        """Outcome of a rank's part of the job, if it failed."""
         return os.path.join(self.folder, f"failure_{rank}.pkl")
 
     @property
     def callbacks(self) -> str:
-        """Rank 0's callbacks as `on_job_start` left them; empty once it calls `on_job_end`."""
+        """Rank 0's pickled callbacks after `on_job_start`; empty once rank 0 calls `on_job_end`."""
         return os.path.join(self.folder, "callbacks.pkl")
 
     def resolved_config(self, rank: int) -> str:
@@ -100,7 +101,7 @@ class JobPaths:
 
 @dataclass(frozen=True)
 class SweepPaths:
-    """Every path of a sweep.
+    """All paths of a sweep.
 
     Attributes:
         sweep_dir: Sweep directory, absolute.
@@ -110,40 +111,40 @@ class SweepPaths:
 
     @property
     def folder(self) -> str:
-        """The one folder of ours in the sweep directory; also a job's, where its run directory is that one."""
+        """The folder of this package in the sweep directory; also that of a job with the same run directory."""
         return os.path.join(self.sweep_dir, ".ddp")
 
     @property
     def claim(self) -> str:
-        """Is locked while the sweep runs."""
+        """File of the sweep lock, locked while the sweep runs."""
         return os.path.join(self.folder, _CLAIM)
 
     @property
     def journal(self) -> str:
-        """What has happened, a line an event."""
+        """The journal: one line per event."""
         return os.path.join(self.folder, _JOURNAL)
 
     @property
     def rendezvous_root(self) -> str:
-        """Where the nodes of jobs that run on several tell each other what happens."""
+        """Folder with the rendezvous directories of multi-node jobs."""
         return os.path.join(self.folder, _NODES)
 
     @property
     def results(self) -> str:
-        """The table of the jobs that are over, for people and programs."""
+        """The table of finished jobs, for people and programs."""
         return os.path.join(self.folder, _RESULTS)
 
     @property
     def timeline(self) -> str:
-        """Where `hydra-ddp timeline` draws, unless it is told."""
+        """Default output file of `hydra-ddp timeline`."""
         return os.path.join(self.folder, _TIMELINE)
 
 
 def make_job_folder(paths: JobPaths) -> None:
-    """Make the run directory and an empty folder of ours in it; what an earlier job left there moves aside within it.
+    """Create the run directory and this package's folder in it, and move files of an earlier job aside within it.
 
     Raises:
-        OSError: when the directory cannot be made or written.
+        OSError: if the directory cannot be created or written.
     """
     os.makedirs(paths.folder, exist_ok=True)
     of_the_sweep = (_CLAIM, _JOURNAL, _NODES, _RESULTS, _TIMELINE)
@@ -151,15 +152,16 @@ def make_job_folder(paths: JobPaths) -> None:
 
 
 def move_aside(folder: str, entries: Sequence[str]) -> str | None:
-    """Move entries of a folder into a new `earlier_<n>` in it, and return that; None: there were none to move.
+    """Move entries of a folder into a new `earlier_<n>` in it; return its path, or None if there was nothing to move.
 
     Args:
-        entries: Their names, or paths; what is an earlier one already stays.
+        folder: The folder.
+        entries: Names or paths of the entries; `earlier_<n>` folders stay where they are.
     """
     moved = [entry for entry in entries if not os.path.basename(entry).startswith(_EARLIER)]
     if not moved:
         return None
-    # Not their count: somebody may have deleted one.
+    # Not the number of folders: the user may have deleted one.
     taken = [int(name.removeprefix(_EARLIER)) for name in os.listdir(folder) if _IS_EARLIER.fullmatch(name)]
     aside = os.path.join(folder, f"{_EARLIER}{max(taken, default=-1) + 1}")
     os.mkdir(aside)
@@ -171,14 +173,15 @@ def move_aside(folder: str, entries: Sequence[str]) -> str | None:
 
 @contextlib.contextmanager
 def _replacing(path: str, mode: int) -> Iterator[int]:
-    """Give a descriptor of a temporary file that takes the place of `path` when the block ends well.
+    """Yield the descriptor of a temporary file that replaces `path` if the block succeeds.
 
     Args:
-        mode: Its permissions, of which the umask takes its part.
+        path: The file to replace.
+        mode: Permissions of the file, before the umask.
     """
-    # By hand, as `tempfile` would take ten milliseconds of every rank's start.
+    # Not by `tempfile`, whose import would add ten milliseconds to the start of every rank.
     temporary = f"{path}.{os.getpid()}"
-    # One that is there is of an earlier process with our number, which was killed.
+    # An existing file is from a killed process with the same pid.
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
@@ -195,13 +198,13 @@ def _replacing(path: str, mode: int) -> Iterator[int]:
 
 
 def write_private(path: str, data: bytes) -> None:
-    """Write a file that only this user can read (mode 0600), whole or not at all."""
+    """Atomically write a file that only this user can read (mode 0600)."""
     with _replacing(path, 0o600) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(data)
 
 
 def write_text(path: str, text: str) -> None:
-    """Write a file that whoever the umask lets can read, whole or not at all."""
+    """Atomically write a text file with the permissions that the umask allows."""
     with (
         _replacing(path, 0o666) as descriptor,
         os.fdopen(os.dup(descriptor), "w", encoding="utf-8", errors="surrogateescape") as file,
@@ -210,9 +213,9 @@ def write_text(path: str, text: str) -> None:
 
 
 def dump(value: object) -> bytes:
-    """Pickle a value of `protocol` as plain data with a format number, so that no version misreads another one's.
+    """Pickle a value of `protocol` as plain data with a format number, so that no version misreads another's files.
 
-    What is a pickle within it, such as a job's value, stays one.
+    Pickles within it, such as a job's value, stay pickled.
     """
     return pickle.dumps({"format": FORMAT, "content": _as_plain(value)})
 
@@ -229,22 +232,23 @@ def _as_plain(value: Any) -> Any:
 
 
 def load(data: bytes, source: str) -> Any:
-    """Invert `dump`.
+    """Load a value that `dump` returned.
 
     Args:
-        source: Where that was found, for the error.
+        data: The bytes of `dump`.
+        source: Where they were found, for the error message.
 
     Raises:
-        LauncherError: if another version of this package has written it.
+        LauncherError: if another version of this package wrote it in another format.
         Exception: whatever a damaged pickle raises.
     """
     try:
         stored = pickle.loads(data)
     except (ImportError, AttributeError):
-        # Before there were format numbers, it named classes by their modules.
+        # Before there were format numbers, pickles referred to classes by their modules.
         stored = None
     if not isinstance(stored, dict) or stored.get("format") != FORMAT:
-        # It brings Hydra, which `hydra-ddp` does without if it can.
+        # Import here: it imports Hydra, which `hydra-ddp` avoids if it can.
         from .errors import LauncherError
 
         raise LauncherError(
@@ -266,12 +270,16 @@ def _from_plain(value: Any) -> Any:
 
 
 def read_payload(paths: JobPaths, digest: str) -> Payload:
-    """Load a payload, of which nothing is unpickled before its digest is checked.
+    """Load a payload; check its digest before unpickling anything.
+
+    Args:
+        paths: Paths of the job.
+        digest: Expected SHA-256, hexadecimal.
 
     Raises:
-        LauncherError: when it is missing, or not the one that was announced.
+        LauncherError: if it is missing, or its digest differs.
     """
-    # It brings Hydra, which `hydra-ddp` does without where it can.
+    # Import here: it imports Hydra, which `hydra-ddp` avoids if it can.
     from .errors import LauncherError
 
     try:
@@ -293,17 +301,17 @@ def read_payload(paths: JobPaths, digest: str) -> Payload:
 
 
 def write_outcome(paths: JobPaths, rank: int, outcome: Outcome) -> None:
-    """Store how a rank's part of the job ended; the file's name tells a keeper whether it completed."""
-    # A job may have emptied its own run directory.
+    """Store the outcome of a rank's part of the job; the file name shows the keeper whether it completed."""
+    # The job may have emptied its own run directory.
     with contextlib.suppress(FileExistsError):
         os.mkdir(paths.folder)
     write_private(paths.outcome(rank) if outcome.completed else paths.failure(rank), dump(outcome))
 
 
 def read_outcome(paths: JobPaths, rank: int, run_id: str) -> Outcome | None:
-    """Load an outcome; None when the rank stored none, or none that can be trusted and read.
+    """Load the outcome of a rank, or None if the rank stored none, or none that can be trusted and read.
 
-    One with another `run_id` is of another sweep, which took over the run directory: it says nothing about this job.
+    An outcome with another `run_id` is ignored: it is from another sweep that took over the run directory.
     """
     for path in (paths.failure(rank), paths.outcome(rank)):
         outcome = _read_outcome_file(path)
@@ -313,7 +321,7 @@ def read_outcome(paths: JobPaths, rank: int, run_id: str) -> Outcome | None:
 
 
 def find_outcome(paths: JobPaths, rank: int, run_id: str) -> Outcome | None:
-    """Load an outcome, also one that a later job in the same run directory has moved aside; None: as `read_outcome`."""
+    """Load an outcome like `read_outcome`, including one that a later job in the same run directory moved aside."""
     outcome = read_outcome(paths, rank, run_id)
     if outcome is not None:
         return outcome
@@ -332,24 +340,24 @@ def _read_outcome_file(path: str) -> Outcome | None:
 
 
 def read_stored(path: str) -> Any:
-    """Load a file of this user's that holds what `dump` has returned; None: there is none, or it cannot be read.
+    """Load a file that `dump` wrote and this user owns, or None if it does not exist or cannot be read.
 
     Raises:
-        LauncherError: if another version of this package has written it.
+        LauncherError: if another version of this package wrote it in another format.
     """
     data = read_own(path)
     if data is None:
         return None
     try:
         return load(data, path)
-    except Exception as error:  # (a damaged pickle can raise anything; then it tells nothing)
+    except Exception as error:  # (a damaged pickle can raise anything; it counts as unreadable)
         if type(error).__name__ == "LauncherError":
             raise
         return None
 
 
 def read_own_pickle(path: str) -> Any:
-    """Unpickle a file of this user's; None: there is none, or it cannot be read."""
+    """Unpickle a file that this user owns, or return None if it does not exist or cannot be read."""
     data = read_own(path)
     if data is None:
         return None
@@ -360,14 +368,14 @@ def read_own_pickle(path: str) -> Any:
 
 
 def read_own(path: str) -> bytes | None:
-    """Return what a file of this user's holds; None: there is none, or it cannot be read."""
+    """Return the content of a file that this user owns, or None if it does not exist or cannot be read."""
     try:
         # O_NONBLOCK: opening a pipe would wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     status = os.fstat(descriptor)
-    # A pickle from somebody else would run their code.
+    # A pickle from another user could run arbitrary code.
     if status.st_uid != os.getuid() or not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         return None

@@ -1,4 +1,4 @@
-"""Processes and the machine: start, name, find, hold and reap processes; cores, host and first environment."""
+"""Processes and the machine: start, name, find, watch and reap processes; cores, host name and start environment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _prctl(option: int, argument: int | bytes) -> None:
 
 
 def become_subreaper() -> None:
-    """Make this process the one to which descendants without a parent are handed."""
+    """Make this process the one to which orphaned descendants are reparented."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -44,10 +44,11 @@ def name_process(name: str) -> None:
 
 
 def signal_at_parents_end(parent: int, number: int) -> None:
-    """Ask for this signal when the parent's forking thread ends; send it now if that was before the request.
+    """Request this signal for when the parent's forking thread ends; send it now if the parent has already ended.
 
     Args:
         parent: Pid of the process that forked this one.
+        number: The signal.
     """
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
@@ -55,7 +56,7 @@ def signal_at_parents_end(parent: int, number: int) -> None:
 
 
 def thread_count() -> int:
-    """Return the number of OS threads of this process; 1 where the system does not tell."""
+    """Return the number of OS threads of this process, or 1 if the system does not say."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:
@@ -63,10 +64,10 @@ def thread_count() -> int:
 
 
 def start_rank(spec: RankSpec) -> subprocess.Popen[bytes]:
-    """Start one rank: own session, output to its log, SIGKILL when this process dies.
+    """Start one rank in its own session, with output to its log and SIGKILL if this process dies.
 
     Raises:
-        OSError: when the log cannot be opened, or the command or `cwd` cannot be used.
+        OSError: if the log cannot be opened, or the command or `cwd` cannot be used.
     """
     parent = os.getpid()
 
@@ -92,16 +93,16 @@ def start_rank(spec: RankSpec) -> subprocess.Popen[bytes]:
 
 
 def set_up_rank(options: RankOptions) -> None:
-    """Set up this process, a rank whose program is about to begin."""
+    """Apply the options to this process, a rank whose program is about to start."""
     for number in options.ignored_signals:
         signal.signal(number, signal.SIG_IGN)
 
 
 def reap() -> Iterator[tuple[int, int]]:
-    """Collect every child that has ended, adopted ones too.
+    """Reap all ended children, including adopted ones.
 
     Yields:
-        Pid and exit code; a signal as its negative number.
+        Pid and exit code; the negative number of a signal.
     """
     while True:
         try:
@@ -114,7 +115,7 @@ def reap() -> Iterator[tuple[int, int]]:
 
 
 def has_children() -> bool:
-    """Return whether this process has a child, running or ended, that was not reaped."""
+    """Return whether this process has an unreaped child, running or ended."""
     if not hasattr(os, "waitid"):
         return bool(own_children())
     try:
@@ -125,7 +126,7 @@ def has_children() -> bool:
 
 
 def descendants(roots: Sequence[int]) -> list[int]:
-    """Return the processes below `roots`, roots included, parents before children."""
+    """Return `roots` and all their descendants, parents before children."""
     children = _child_lookup()
     found, queue = [], list(roots)
     while queue:
@@ -136,7 +137,7 @@ def descendants(roots: Sequence[int]) -> list[int]:
 
 
 def topmost(roots: Sequence[int], wanted: Callable[[int], bool]) -> list[int]:
-    """Return the processes at or below `roots` that are wanted and have none above them that is."""
+    """Return the wanted processes among `roots` and their descendants that have no wanted ancestor there."""
     children = _child_lookup()
     found, queue = [], list(roots)
     while queue:
@@ -149,18 +150,18 @@ def topmost(roots: Sequence[int], wanted: Callable[[int], bool]) -> list[int]:
 
 
 def can_list_children() -> bool:
-    """Return whether the system tells which processes a process has started."""
+    """Return whether the system can list the children of a process."""
     if not sys.platform.startswith("linux"):
         return True
     try:
-        # In a pid namespace with the /proc of another one, numbers there mean other processes.
+        # If /proc belongs to another pid namespace, its pids mean other processes.
         return os.readlink("/proc/self") == str(os.getpid())
     except OSError:
         return False
 
 
 def _child_lookup() -> Callable[[int], list[int]]:
-    # A kernel may be built without these files; then every process is looked at.
+    # A kernel may be built without these files; then build the tree from all processes.
     if os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         return _listed_children
     below: dict[int, list[int]] = {}
@@ -174,17 +175,17 @@ def _parents() -> dict[int, int]:
     if not sys.platform.startswith("linux"):
         table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
         return dict(map(int, line.split()) for line in table.splitlines())
-    # Not by `ps`, which many containers lack.
+    # Without `ps`, which many containers lack.
     found = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            with contextlib.suppress(OSError):  # It ended while we looked.
+            with contextlib.suppress(OSError):  # It has ended meanwhile.
                 found[int(entry)] = int(_stat_fields(int(entry))[1])
     return found
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """Return what /proc/<pid>/stat has from the state on: behind the name, which may hold anything."""
+    """Return the fields of /proc/<pid>/stat from the state on, after the name, which may contain any character."""
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode("ascii").split()
 
 
@@ -194,17 +195,17 @@ def _listed_children(pid: int) -> list[int]:
         for task in os.listdir(f"/proc/{pid}/task"):
             found.extend(map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split()))
     except OSError:
-        pass  # It ended while we looked; its children are then handed to a subreaper above it.
+        pass  # It has ended meanwhile; its children are reparented to a subreaper above it.
     return found
 
 
 def own_children() -> list[int]:
-    """Return the pids of this process's children, ended ones that were not reaped included."""
+    """Return the pids of this process's children, including unreaped ended ones."""
     return _child_lookup()(os.getpid())
 
 
 def name_of(pid: int) -> str:
-    """Return the name of a process, as `ps` shows it, with its script if it is an interpreter's; "process": unknown."""
+    """Return the name of a process as `ps` shows it, with the script of an interpreter; "process" if unknown."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
@@ -214,9 +215,13 @@ def name_of(pid: int) -> str:
 
 
 def kill_marked(marks: Mapping[str, str], within_s: float) -> list[int]:
-    """Send SIGKILL to every process of ours that has these variables in its environment, and return what is left.
+    """Send SIGKILL to this user's processes that have these variables in their environment, and return what is left.
 
-    The last resort: a process may have emptied its environment.
+    A last resort, because a process may have cleared its environment.
+
+    Args:
+        marks: The variables with their values.
+        within_s: Seconds after which to give up.
     """
     needles = {os.fsencode(f"{name}={value}") for name, value in marks.items()}
     deadline = time.monotonic() + within_s
@@ -239,13 +244,13 @@ def _environment_of(pid: int) -> list[bytes]:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
-        return []  # It ended, or is somebody else's.
+        return []  # It has ended, or belongs to another user.
 
 
 def parent_watch(pid: int) -> int | None:
-    """Return a descriptor that becomes readable when process `pid` ends; None where the system has none.
+    """Return a descriptor that becomes readable when process `pid` ends, or None if the system has none.
 
-    A socket to that process is not enough to see it die: whatever it forked holds a copy.
+    A socket to that process does not suffice, because processes that it forked may hold a copy.
     """
     try:
         return os.pidfd_open(pid)
@@ -254,10 +259,10 @@ def parent_watch(pid: int) -> int | None:
 
 
 class ProcessHandle:
-    """Another process, held so that its number cannot come to mean one that started later.
+    """Handle of another process, safe against reuse of its pid by a later process.
 
     Args:
-        pid: Its number, while it is known to run.
+        pid: Its pid; the process must be known to run.
     """
 
     def __init__(self, pid: int) -> None:
@@ -274,7 +279,7 @@ class ProcessHandle:
 
     @property
     def ended(self) -> bool:
-        """Whether the process is known to have ended, reaped or not; False where the system does not tell."""
+        """Whether the process has ended, reaped or not; False if the system does not say."""
         if self._descriptor is None:
             return False
         watch = select.poll()
@@ -283,21 +288,21 @@ class ProcessHandle:
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody stopped the process by a signal (not a debugger); False where the system does not tell."""
+        """Whether the process is stopped by a signal (not by a debugger); False if the system does not say."""
         try:
             return _stat_fields(self._pid)[0] == "T"
         except OSError:
             return False
 
     def close(self) -> None:
-        """Let go."""
+        """Close the descriptor."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 def unsupported_reason() -> str | None:
-    """Return why ranks cannot be launched on this system; None where they can."""
+    """Return why ranks cannot be launched on this system, or None if they can."""
     if os.name != "posix":
         return "ddp_subprocess starts ranks by fork and signals, which Windows does not have. Use Linux (WSL 2 works)."
     if not can_list_children():
@@ -310,18 +315,18 @@ def unsupported_reason() -> str | None:
 
 
 def usable_cores() -> int:
-    """Return the processor cores this process may use, by affinity, cgroup quota and SLURM's word; at least 1."""
+    """Return the number of cores that affinity, cgroup quota and SLURM allow this process; at least 1."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:
         cores = os.cpu_count() or 1
-    # Not every SLURM binds a job to the cores that it has.
+    # Not every SLURM setup binds a job to its allocated cores.
     allocated = os.environ.get("SLURM_CPUS_ON_NODE", "")
     return max(1, min(cores, _cgroup_cores() or cores, int(allocated) if allocated.isdecimal() else cores))
 
 
 def _cgroup_cores() -> int | None:
-    # cgroup v2 puts quota and period into one file, v1 into two; microseconds both.
+    # cgroup v2 has quota and period in one file, v1 in two; both in microseconds.
     with contextlib.suppress(OSError, ValueError):
         group = next(
             line.split("::", 1)[1] for line in Path("/proc/self/cgroup").read_text().splitlines() if "::" in line
@@ -335,17 +340,17 @@ def _cgroup_cores() -> int | None:
     return None
 
 
-# The environment of a process that is a fork in place of a new interpreter, if it is one.
+# The start environment of a process that was forked instead of started as a new interpreter; else empty.
 _forked_with: list[Mapping[str, str]] = []
 
 
 def forked_with(environment: Mapping[str, str]) -> None:
-    """Take note of the environment that a new interpreter would have been started with."""
+    """Record the environment with which a new interpreter would have been started."""
     _forked_with[:] = [dict(environment)]
 
 
 def start_environment() -> Mapping[str, str] | None:
-    """Return the environment with which this process was started; None where the system does not tell."""
+    """Return the environment with which this process was started, or None if the system does not say."""
     if _forked_with:
         return _forked_with[0]
     try:
@@ -357,10 +362,10 @@ def start_environment() -> Mapping[str, str] | None:
 
 
 def terminal_size() -> os.terminal_size | None:
-    """Return the size of the terminal that this process prints to; None: it prints to none."""
+    """Return the size of the terminal on stdout, or None if stdout is not a terminal."""
     try:
         return os.get_terminal_size(sys.__stdout__.fileno()) if sys.__stdout__ is not None else None
-    except (OSError, ValueError):  # No terminal; closed.
+    except (OSError, ValueError):  # Not a terminal; closed.
         return None
 
 
@@ -370,7 +375,7 @@ def host() -> str:
 
 
 def process_start(pid: int) -> str:
-    """Return what tells a process from a later one with its number: boot and start; empty where that is not known."""
+    """Return boot id and start time, which distinguish a process from a later one with its pid; empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         ticks = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
@@ -380,11 +385,11 @@ def process_start(pid: int) -> str:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether there is a process with this number."""
+    """Return whether a process with this pid exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # Somebody else's.
+        pass  # It belongs to another user.
     return True

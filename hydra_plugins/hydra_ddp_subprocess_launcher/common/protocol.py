@@ -1,4 +1,4 @@
-"""The data that passes between processes, and the channel that carries it."""
+"""Messages and files that processes exchange, and the channel for the messages."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-# Stands for a job's id on a cluster, which is not known before the job runs: letters that no quoting changes.
+# Placeholder for a job's cluster id, which is unknown before the job runs; it needs no quoting.
 JOB_ID_TOKEN = "hydra_ddp_job_id_7d4f0c2a"
-# With this exit code Python ends a program that has come to its end, but whose last output cannot be written.
+# Python's exit code if a program reached its end, but its last output could not be written.
 OUTPUT_LOST = 120
 
 
 @dataclass(frozen=True)
 class TaskId:
-    """Which function of the program a sweep runs, in a form that holds in another process.
+    """Identify the function of the program that a sweep runs, in a form that is valid in another process.
 
     Attributes:
         module: Module that defines it.
         qualname: Its qualified name there.
-        nth: How many sweeps of a function with that name the process had begun before.
+        nth: Number of sweeps of a function with that name that the process started before this one.
     """
 
     module: str
@@ -37,8 +37,9 @@ class Limits:
 
     Attributes:
         grace_period_s: Seconds from SIGTERM to SIGKILL.
-        timeout_s: Seconds that one start of the job may take; None: no limit.
-        exit_timeout_s: Seconds the other ranks may go on after the first one ended with 0; None: no limit.
+        timeout_s: Maximum seconds of one start of the job; None for no limit.
+        exit_timeout_s: Maximum seconds from the first rank's exit with code 0 to the last rank's exit; None for no
+            limit.
     """
 
     grace_period_s: float
@@ -48,10 +49,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class RendezvousDir:
-    """Where the keepers of a job that runs on several nodes tell each other what happens to their groups.
+    """Directory in which the keepers of a multi-node job exchange the state of their groups.
 
     Attributes:
-        folder: Of this start of the job alone, on a file system that all nodes share.
+        folder: The directory, used by this start of the job only, on a file system that all nodes share.
         node: Number of this node.
         nnodes: Number of nodes.
     """
@@ -63,10 +64,10 @@ class RendezvousDir:
 
 @dataclass(frozen=True)
 class RankOptions:
-    """How the process of every rank is set up, beside its command and environment. `processes.set_up_rank` does it.
+    """Setup of every rank's process besides its command and environment; see `processes.set_up_rank`.
 
     Attributes:
-        ignored_signals: Signals that it ignores unless the program sets a handler.
+        ignored_signals: Signals to ignore unless the program sets a handler.
     """
 
     ignored_signals: tuple[int, ...] = ()
@@ -80,11 +81,11 @@ class RankSpec:
         argv: Its command.
         cwd: Directory in which it starts.
         environment: All its variables.
-        log_file: Stdout and stderr are appended to it.
-        options: How it is set up.
-        held: Descriptors that it only holds, such as locks on its devices.
-        terminal: Descriptors of its stdin, stdout and stderr; empty: no stdin, and its log.
-        program_at: Index in `argv` of the program, behind interpreter and flags, if it may be a fork of the fork
+        log_file: File to which stdout and stderr are appended.
+        options: How to set up the process.
+        held: Descriptors that it keeps open without using them, such as locks on its devices.
+        terminal: Descriptors of its stdin, stdout and stderr; if empty, it has no stdin and writes to its log.
+        program_at: Index in `argv` of the program, after interpreter and flags, if it may be forked from the fork
             server; else None.
     """
 
@@ -100,7 +101,7 @@ class RankSpec:
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """One start of a job: what its ranks run, where, and in which environment. All nodes of the job know it.
+    """One start of a job: what its ranks run, where, and in which environment. Shared by all nodes of the job.
 
     Attributes:
         number: Number of the job.
@@ -113,21 +114,21 @@ class LaunchSpec:
         nproc: Number of ranks on each node.
         devices_per_rank: Devices that each rank uses, if there are any.
         nnodes: Number of nodes.
-        run_id: Name of this start, unique on the machine; every process of it has it in its environment.
-        attempt: Starts of the job before this one, for whatever reason.
-        restart_count: Restarts after a failure (`max_restarts`) before this attempt.
-        max_restarts: Restarts the job may have in all.
+        run_id: Name of this start, unique on the machine, and in the environment of each of its processes.
+        attempt: Number of earlier starts of the job, for any reason.
+        restart_count: Number of earlier restarts after a failure (see `max_restarts`).
+        max_restarts: Maximum number of restarts of the job.
         master_addr: Address at which rank 0 listens.
         master_port: Port at which rank 0 listens.
-        devices: Ids of the job's devices; None: leave the visible-devices variable as it is.
+        devices: Ids of the job's devices; None to leave the visible-devices variable unchanged.
         device_env_var: Name of the visible-devices variable.
         locked: Names under which the devices are locked.
-        payload_digest: SHA-256 of the payload, hexadecimal; None: there is none.
+        payload_digest: SHA-256 of the payload, hexadecimal; None if there is no payload.
         limits: Time limits.
-        rank_options: How the process of every rank is set up.
-        terminal: Whether rank 0 has the terminal.
-        rendezvous_dir: Directory in which its nodes find each other, absolute; empty: it has one node.
-        hosts: Host names of its nodes on a cluster; empty: it is on none.
+        rank_options: How to set up the process of every rank.
+        terminal: Whether rank 0 uses the terminal.
+        rendezvous_dir: Directory in which its nodes find each other, absolute; empty for a single node.
+        hosts: Host names of its nodes on a cluster; empty if it runs on no cluster.
     """
 
     number: int
@@ -164,23 +165,24 @@ class LaunchSpec:
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """All that a keeper needs to start and watch one job's group.
+    """What a keeper needs to start and watch the group of one job.
 
     Attributes:
         argv: Command, the same for every rank.
         cwd: Directory in which every rank starts.
         environment: Variables common to the ranks.
-        rank_environments: One mapping a rank, laid over `environment`; its length is the number of ranks of the group.
-        log_files: One path a rank: stdout and stderr go there.
-        outcome_files: One path a rank: it exists when the rank has stored that its part of the job completed.
-        failure_files: One path a rank: it exists when the rank has stored that its part of the job failed.
+        rank_environments: One mapping per rank that updates `environment`; its length is the number of ranks in the
+            group.
+        log_files: One path per rank, for stdout and stderr.
+        outcome_files: One path per rank; the file exists once the rank has stored that its part of the job completed.
+        failure_files: One path per rank; the file exists once the rank has stored that its part of the job failed.
         limits: Time limits of the job.
         terminal: Whether the last three descriptors that came with the job are stdin, stdout and stderr of rank 0.
-        first_rank: Rank of the first of them; the others count up from it.
-        rendezvous: Where the other nodes of the job are met; None: it has one node.
-        rank_options: How the process of every rank is set up.
-        program_at: Place in `argv` at which the program begins, behind interpreter and flags, where ranks may be forked
-            from a preloader; None: a new interpreter for each.
+        first_rank: Lowest rank of the group; the others are consecutive.
+        rendezvous: Where to meet the other nodes of the job; None for a single node.
+        rank_options: How to set up the process of every rank.
+        program_at: Index in `argv` of the program, after interpreter and flags, if ranks may be forked from the fork
+            server; None to start a new interpreter for each.
     """
 
     argv: tuple[str, ...]
@@ -203,11 +205,12 @@ class GroupSpec:
         return range(self.first_rank, self.first_rank + len(self.rank_environments))
 
     def rank(self, rank: int, held: tuple[int, ...], terminal: tuple[int, ...]) -> RankSpec:
-        """Return the process of one rank of the group.
+        """Return the spec of one rank of the group.
 
         Args:
-            held: Descriptors that it only holds.
-            terminal: Descriptors of its stdin, stdout and stderr; empty: it has its log.
+            rank: The rank.
+            held: Descriptors that it keeps open without using them.
+            terminal: Descriptors of its stdin, stdout and stderr; if empty, it writes to its log.
         """
         index = rank - self.first_rank
         return RankSpec(
@@ -224,12 +227,12 @@ class GroupSpec:
 
 @dataclass(frozen=True)
 class ForkServerSpec:
-    """What a preloader does.
+    """What a fork server imports, and for which program.
 
     Attributes:
         modules: Names of the modules to import, in order.
         program: What ranks run: `-m` and a module, or a script, folder or archive.
-        varying: Names of the variables that each rank has with a value of its own.
+        varying: Names of the environment variables whose value differs between ranks.
     """
 
     modules: Sequence[str]
@@ -261,9 +264,9 @@ class RankExit:
 
     Attributes:
         rank: The rank.
-        code: Exit code; a signal as its negative number.
-        after_s: Seconds since the group's start.
-        stopped: True when the keeper had begun to end the group before.
+        code: Exit code; the negative number of a signal.
+        after_s: Seconds since the start of the group.
+        stopped: Whether the keeper had already begun to end the group.
     """
 
     rank: int
@@ -273,24 +276,24 @@ class RankExit:
 
     @property
     def reached_end(self) -> bool:
-        """Whether the program has come to its end, by its exit code."""
+        """Whether the program reached its end, judging by its exit code."""
         return self.code in (0, OUTPUT_LOST)
 
 
 @dataclass(frozen=True)
 class GroupReport:
-    """A keeper's last word about its group; of a job on several nodes, about all its groups.
+    """A keeper's final report on its group, or on all groups of a multi-node job.
 
     Attributes:
-        exits: One entry a rank that ran, in the order in which they ended.
-        reason: Why the group was ended; None when every rank ended by itself.
-        cause: Rank that failed first; None when none did.
-        detail: What the reason alone does not tell, such as the message of a failed start; may be empty.
-        began_at: The group's start, Unix time in seconds.
+        exits: One entry per rank that ran, in the order of their exits.
+        reason: Why the group was ended; None if every rank exited by itself.
+        cause: Rank that failed first; None if none did.
+        detail: Detail of the reason, such as the message of a failed start; may be empty.
+        began_at: Start of the group, Unix time in seconds.
         finished: Whether every rank had stored its outcome before the group was ended, if it was.
-        left: Whether a process of it could not be ended.
-        hosts: Host name of each node; empty: the job has one node.
-        first_node: Node that told first that its group is being ended; None: none did.
+        left: Whether a process of the group could not be ended.
+        hosts: Host name of each node; empty for a single node.
+        first_node: Node that first reported that its group is being ended; None if none did.
     """
 
     exits: tuple[RankExit, ...]
@@ -306,13 +309,13 @@ class GroupReport:
 
 @dataclass(frozen=True)
 class JobEnd:
-    """The end of a job.
+    """How a job ended.
 
     Attributes:
         completed: Whether it completed.
-        cause: Why it did not, one line; empty when it did.
-        spec: Its last start; None: it was not started.
-        report: What the keepers reported of that; None: it was not started, or its keeper was lost.
+        cause: Why it failed, one line; empty if it completed.
+        spec: Its last start; None if it was never started.
+        report: The keepers' report on that start; None if it was never started, or its keeper was lost.
     """
 
     completed: bool
@@ -323,20 +326,20 @@ class JobEnd:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one rank stored about its part of a job. Values stay pickled until the launcher wants them.
+    """How one rank's part of a job ended, as the rank stored it. Values stay pickled until the launcher needs them.
 
     Attributes:
-        completed: False when the user's function raised or called `sys.exit` with a bad code.
-        value: Pickled return value (rank 0, completed), else None.
-        exception: Pickled exception where it can be rebuilt elsewhere, else None.
-        summary: One line: type and message of the exception, or another reason; empty when completed.
-        traceback: The exception's formatted traceback with causes; empty when completed.
-        failed_at: When the failure was noticed, Unix time in seconds; None when completed.
+        completed: False if the user's function raised or called `sys.exit` with a nonzero code.
+        value: Pickled return value of a completed rank 0, else None.
+        exception: Pickled exception if another process can unpickle it, else None.
+        summary: One line: type and message of the exception, or another reason; empty if completed.
+        traceback: The exception's formatted traceback with causes; empty if completed.
+        failed_at: When the failure was noticed, Unix time in seconds; None if completed.
         remote: Fields that Hydra 1.4 adds to a JobReturn for exceptions from another process; else empty.
-        lost: Why the value could not be pickled; empty when it could.
+        lost: Why the value could not be pickled; empty if it could.
         note: A line for the user, such as that `sys.exit(0)` was called; may be empty.
-        run_id: Name of the start of the job to which it belongs (`TORCHELASTIC_RUN_ID`).
-        alone: Whether the rank had torch.distributed, but opened no process group with others.
+        run_id: Name of the job's start to which it belongs (`TORCHELASTIC_RUN_ID`).
+        alone: Whether the rank imported torch.distributed, but opened no process group with other ranks.
     """
 
     completed: bool
@@ -354,19 +357,19 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Payload:
-    """What the ranks of a job read. The outer layer is plain, so that it can be read before the program's own classes.
+    """Input of the ranks of a job. Only `body` needs the program's classes; the rest can be read before their import.
 
     Attributes:
         overrides: Override strings of the job.
         run_dir: Run directory, absolute.
-        task: Which function of the program the job runs; None: it lies in `body`.
+        task: Function of the program that the job runs; None if it is in `body`.
         task_name: Hydra's name of the job function (`hydra.job.name` unless the user set it).
         sys_path: The launching process's `sys.path`, for a rank without a program; else empty.
         check_config: Whether the rank writes its resolved config for comparison.
         body: Pickled dict: `config`, `callbacks`, `resolvers`, `logging`, and without a program `task_function` and
             `singletons`.
-        job_id: What `hydra.job.id` shall be, where that was not known yet when the config was frozen; else None.
-        argv: The launching process's `sys.argv`; empty: not known.
+        job_id: Value for `hydra.job.id` if it was unknown when the config was frozen; else None.
+        argv: The launching process's `sys.argv`; empty if unknown.
     """
 
     overrides: tuple[str, ...]
@@ -382,11 +385,11 @@ class Payload:
 
 @dataclass(frozen=True)
 class Started:
-    """Keeper to launcher: it is there, and then once more, that the ranks run.
+    """Keeper to launcher: the keeper has started; sent again when the ranks have.
 
     Attributes:
         keeper: Pid of the keeper.
-        ranks: One pid a rank; empty: they are still to be started, which may take a while on a dead disk.
+        ranks: One pid per rank; empty if they are not started yet, which may take a while on a dead disk.
     """
 
     keeper: int
@@ -402,7 +405,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Stop:
-    """Launcher to keeper: end the group, by SIGTERM first or `at_once`."""
+    """Launcher to keeper: end the group, with SIGTERM first or `at_once`."""
 
     at_once: bool
     detail: str = ""
@@ -410,7 +413,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Forward:
-    """Launcher to keeper: send this signal to one rank, or to every rank (None)."""
+    """Launcher to keeper: send a signal to one rank, or to every rank (None)."""
 
     signal: int
     rank: int | None = None
@@ -418,7 +421,7 @@ class Forward:
 
 @dataclass(frozen=True)
 class Preempt:
-    """Launcher to keeper: pass this signal on to the ranks that handle it, give them time for it, and end the group."""
+    """Launcher to keeper: forward a signal to the ranks that handle it, give them time, then end the group."""
 
     signal: int
 
@@ -427,7 +430,7 @@ _HEADER = struct.Struct("!Q")
 
 
 class Channel:
-    """One end of a stream socketpair. Both ends belong to processes that this package started from one another."""
+    """One end of a stream socketpair. Both ends belong to processes of this package, so that pickles are trusted."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -459,13 +462,13 @@ class Channel:
             except BlockingIOError:
                 return
             except OSError:
-                # The peer is gone, but what it said last may wait to be read: `receive` notices the end.
+                # The peer is gone, but its last messages may still be unread: `receive` detects the end.
                 self._outgoing.clear()
                 return
             del self._outgoing[:sent]
 
     def receive(self) -> list[Any]:
-        """Return the whole messages that have arrived; sets `disconnected` when the peer is gone."""
+        """Return the complete messages that have arrived, and set `disconnected` if the peer is gone."""
         while not self.disconnected:
             try:
                 data = self._sock.recv(1 << 20)

@@ -1,4 +1,4 @@
-"""Signals: recorded for an event loop, reset after a fork, said in words, and one of our own that shows stacks.
+"""Signals: record them for an event loop, reset them after a fork, describe them, and dump stacks on one.
 
 The spawner and the keepers import this module, so it imports the standard library only.
 """
@@ -17,22 +17,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-# On this signal a rank writes its Python stacks into its log: one that no library is known to use.
+# Signal on which a rank writes its Python stacks into its log; no library is known to use it.
 STACKS_SIGNAL = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else None
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()))
-# Seconds within which signals are one order: service managers send SIGTERM and SIGHUP together, and a wrapper passes on
-# the SIGINT that a terminal sends to all.
+# Seconds within which signals count as one request: service managers send SIGTERM and SIGHUP together, and a wrapper
+# forwards the SIGINT that a terminal sends to all processes.
 ONE_ORDER_S = 0.3
-# Seconds after which an event loop that has not looked at a signal to stop is stuck.
+# Seconds after which an event loop that has not taken a stop signal counts as stuck.
 _STUCK_S = 1.0
 CONTINUED = (signal.SIGCONT,) if hasattr(signal, "SIGCONT") else ()
 FORWARDED_SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
 
 
 def reset_signals() -> None:
-    """Forget handlers and mask that a fork or an exec handed down. Ignored signals (`nohup`) stay ignored.
+    """Reset handlers and mask inherited by fork or exec. Ignored signals (`nohup`) stay ignored.
 
-    Not so SIGCHLD: where it is ignored the system reaps children, and nobody learns how they ended.
+    SIGCHLD is reset even if ignored, because the system would then reap children and discard their exit codes.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -42,15 +42,15 @@ def reset_signals() -> None:
 
 
 def send_signal(pids: Sequence[int], number: int) -> None:
-    """Send a signal to each process that is still there."""
+    """Send a signal to each process that still exists."""
     for pid in pids:
-        # PermissionError: it changed its user id, as by sudo.
+        # PermissionError: it changed its user id, for example by sudo.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
 def describe_exit(code: int) -> str:
-    """Say an exit code in words: `exit code 3`, `signal 9 (SIGKILL)`."""
+    """Describe an exit code: `exit code 3`, `signal 9 (SIGKILL)`."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -61,21 +61,21 @@ def describe_exit(code: int) -> str:
 
 
 def describe_end(code: int) -> str:
-    """Say how a process ended: `ended with exit code 3`, `was killed by signal 9 (SIGKILL)`."""
+    """Describe how a process ended: `ended with exit code 3`, `was killed by signal 9 (SIGKILL)`."""
     return f"ended with {describe_exit(code)}" if code >= 0 else f"was killed by {describe_exit(code)}"
 
 
 def advice_on_exit(code: int | None) -> str:
-    """Return what to look at after an exit code that tells little; empty: nothing."""
+    """Return a hint for an exit code that is not self-explanatory, or an empty string."""
     if code != -signal.SIGKILL:
         return ""
     return "Often this means out of memory: look at `dmesg` and at the memory limit of the container or allocation."
 
 
 class RepeatedSignal(KeyboardInterrupt):
-    """A signal to stop came while an earlier one has not been looked at for long.
+    """A stop signal arrived while an earlier one has been waiting for too long.
 
-    A KeyboardInterrupt, so that nobody takes it for an error of what he called.
+    A KeyboardInterrupt, so that code that catches Exception does not swallow it.
     """
 
     def __init__(self, number: int) -> None:
@@ -84,13 +84,13 @@ class RepeatedSignal(KeyboardInterrupt):
 
 
 class RecordedSignals:
-    """Signals that arrived, in order, for an event loop to act on.
+    """Signals recorded in order of arrival, for an event loop.
 
     Args:
-        impatient: Let a signal to stop raise when an earlier one has waited for so long that the loop must be stuck.
+        impatient: Raise on a stop signal if an earlier one has waited for so long that the loop must be stuck.
 
     Attributes:
-        wakeup: Descriptor that becomes readable when one arrives.
+        wakeup: Descriptor that becomes readable when a signal arrives.
     """
 
     def __init__(self, *, impatient: bool) -> None:
@@ -102,7 +102,7 @@ class RecordedSignals:
         self._arrived: list[int] = []
 
     def record(self, number: int, _frame: object) -> None:
-        """Be the handler."""
+        """Record a signal, as its handler."""
         self._arrived.append(number)
         if number not in STOP_SIGNALS or not self._impatient:
             return
@@ -110,11 +110,11 @@ class RecordedSignals:
         if self._waits_since is None:
             self._waits_since = now
         elif now - self._waits_since > _STUCK_S:
-            # As in a write to a terminal that nobody reads.
+            # For example in a write to a terminal that is not read.
             raise RepeatedSignal(number)
 
     def take(self) -> list[int]:
-        """Return and forget what arrived since the last call."""
+        """Return and clear the signals that arrived since the last call."""
         with contextlib.suppress(BlockingIOError):
             while os.read(self.wakeup, 512):
                 pass
@@ -139,10 +139,10 @@ class RecordedSignals:
 
 @contextlib.contextmanager
 def recorded_signals(numbers: Sequence[int], *, impatient: bool = False) -> Iterator[RecordedSignals]:
-    """Record the signals while the block runs, then put the earlier handlers back.
+    """Record the signals while the block runs, then restore the earlier handlers.
 
-    Outside the main thread, where Python allows no handlers, nothing is recorded. A signal that is ignored stays
-    ignored: `nohup` and a shell's `&` mean it.
+    Outside the main thread, nothing is recorded, because Python allows no handlers there. An ignored signal stays
+    ignored, as `nohup` and a shell's `&` intend.
     """
     recorder = RecordedSignals(impatient=impatient)
     earlier: dict[int, Callable[..., object] | int | None] = {}
@@ -158,7 +158,7 @@ def recorded_signals(numbers: Sequence[int], *, impatient: bool = False) -> Iter
         yield recorder
     finally:
         for number, handler in earlier.items():
-            # A handler that C code had set is not ours to restore: Python reports it as None.
+            # A handler set by C code cannot be restored: Python returns None for it.
             if handler is not None:
                 signal.signal(number, handler)
         if wakeup is not None:
@@ -167,7 +167,7 @@ def recorded_signals(numbers: Sequence[int], *, impatient: bool = False) -> Iter
 
 
 class Shutdown(Enum):
-    """What a signal to stop asks for."""
+    """What a stop signal requests."""
 
     IGNORE = "it is the order that has come already"
     STOP = "end what runs, by SIGTERM first"
@@ -175,10 +175,10 @@ class Shutdown(Enum):
 
 
 class ShutdownController:
-    """What the signals to stop have asked for: the first one stops a process's jobs, a later one kills them.
+    """Track stop signals: the first one stops the jobs of this process, a later one kills them.
 
     Attributes:
-        stopped_by: Signal that has stopped them; None: none has.
+        stopped_by: Signal that stopped the jobs, or None.
     """
 
     def __init__(self) -> None:
@@ -187,18 +187,19 @@ class ShutdownController:
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal has come."""
+        """Whether a stop signal has arrived."""
         return self.stopped_by is not None
 
     @property
     def name(self) -> str:
-        """Name of the signal; empty: none has come."""
+        """Name of the stop signal; empty if none has arrived."""
         return "" if self.stopped_by is None else signal.Signals(self.stopped_by).name
 
     def receive(self, number: int, now: float) -> Shutdown:
-        """Return what a signal asks for that has arrived.
+        """Return what a signal that has just arrived requests.
 
         Args:
+            number: The signal.
             now: Monotonic seconds.
         """
         if self.stopped_by is None:
@@ -207,20 +208,20 @@ class ShutdownController:
         return Shutdown.IGNORE if now - self._stopped_at < ONE_ORDER_S else Shutdown.KILL
 
     def leave_if_stopped(self) -> None:
-        """End this process as the signal asks, if one has come.
+        """End this process as the stop signal requests, if one has arrived.
 
         Raises:
             KeyboardInterrupt: after Ctrl-C.
-            SystemExit: after SIGTERM or SIGHUP, unless a handler that was there before decides otherwise.
+            SystemExit: after SIGTERM or SIGHUP, unless an earlier handler decides otherwise.
         """
         if self.stopped_by is not None:
             leave(self.stopped_by)
 
 
 def write_stacks_on_signal(log_file: str) -> None:
-    """Let this process answer STACKS_SIGNAL with the Python stacks of all its threads, in its log.
+    """Write the Python stacks of all threads of this process to its log on STACKS_SIGNAL.
 
-    Not on its stderr, which the program may have closed, detached or turned to somewhere else.
+    Not to stderr, which the program may have closed, detached or redirected.
     """
     with contextlib.suppress(OSError):
         log = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -229,9 +230,9 @@ def write_stacks_on_signal(log_file: str) -> None:
 
 
 def handles(pid: int, number: int) -> bool:
-    """Return whether a process has a handler for a signal; False where the system does not tell."""
+    """Return whether a process has a handler for a signal; False if the system does not say."""
     try:
-        # Its name may be cut within a character.
+        # The process name may be cut within a character.
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
         return False
@@ -244,11 +245,11 @@ _SAID = "_hydra_ddp_has_said_why"
 
 
 def leave(number: int) -> NoReturn:
-    """End this process as a signal asks that has stopped a batch.
+    """End this process as the signal that stopped a batch requests.
 
     Raises:
         KeyboardInterrupt: after Ctrl-C.
-        SystemExit: after SIGTERM or SIGHUP, unless a handler that was there before decides otherwise.
+        SystemExit: after SIGTERM or SIGHUP, unless an earlier handler decides otherwise.
     """
     handler = signal.getsignal(number)
     if callable(handler):
@@ -261,13 +262,13 @@ def leave(number: int) -> NoReturn:
 
 
 def _end_without_traceback(error: KeyboardInterrupt) -> None:
-    """Let Python end without its traceback if nobody catches this one: why the sweep ends has been said already.
+    """Suppress the traceback of this exception if it is not caught: the reason has already been logged.
 
-    Hydra lets it pass, and what was on the stack is Hydra's and ours. Who has a hook of his own keeps it.
+    Hydra does not handle it, and the stack would only show Hydra's frames and ours. A custom `sys.excepthook` is kept.
     """
     if sys.excepthook is not sys.__excepthook__ or os.environ.get("HYDRA_FULL_ERROR") == "1":
         return
-    # The hook does not hold the exception, which holds the sweep: whoever catches it may go on for long.
+    # The hook keeps no reference to the exception, which refers to the sweep: a program that catches it may run on.
     vars(error)[_SAID] = True
 
     def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:

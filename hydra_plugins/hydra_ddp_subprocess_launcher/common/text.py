@@ -1,37 +1,38 @@
-"""Words for people: how many there are of a thing, and which of them."""
+"""Text for people: counts, lists of numbers, durations, and texts cut to a maximum length."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-# Characters of a reason that stands on one line, of a line of a longer text, and lines of one.
+# Maximum characters of a cause on one line, and of a line of a longer text; maximum lines of a text.
 MOST_OF_A_CAUSE = 400
 _MOST_OF_A_LINE = 4000
 _MOST_LINES = 400
 
 
 def pluralize(count: int | str, noun: str) -> str:
-    """Return how many there are of a thing: `1 job`, `0 jobs`, `2 processes`.
+    """Return a count with its noun: `1 job`, `0 jobs`, `2 processes`.
 
     Args:
-        count: How many; `1-2` and `1 or 2` are not one.
+        count: The count; texts such as `1-2` and `1 or 2` take the plural.
+        noun: The noun in the singular.
     """
     return f"{count} {noun if str(count) == '1' else plural(noun)}"
 
 
 def list_numbers(noun: str, numbers: Sequence[int]) -> str:
-    """Return which ones of a thing: `rank 1`, `ranks 0, 2`."""
+    """Return a noun with a list of numbers: `rank 1`, `ranks 0, 2`."""
     return f"{noun if len(numbers) == 1 else plural(noun)} {', '.join(map(str, numbers))}"
 
 
 def plural(noun: str) -> str:
-    """Return the word for several of a thing."""
+    """Return the plural of a noun."""
     return f"{noun}es" if noun.endswith("s") else f"{noun}s"
 
 
 def bounded(text: str, most: int = MOST_OF_A_CAUSE) -> str:
-    """Return a text of about `most` characters: of a longer one its beginning and its end, and how much is left out."""
+    """Return a text cut to about `most` characters: its beginning, how many characters are left out, and its end."""
     if len(text) <= most:
         return text
     end = most // 4
@@ -39,9 +40,9 @@ def bounded(text: str, most: int = MOST_OF_A_CAUSE) -> str:
 
 
 def bounded_lines(text: str, *, lines: int = _MOST_LINES, width: int = _MOST_OF_A_LINE) -> str:
-    """Return a text of several lines, each of them bounded, and of very many the first and the last ones.
+    """Return a text with long lines cut to about `width` characters, and at most `lines` of its first and last lines.
 
-    What is not too long stays as it is.
+    A text that is short enough is returned unchanged.
     """
     if text.count("\n") <= lines and len(text) <= width:
         return text
@@ -53,19 +54,19 @@ def bounded_lines(text: str, *, lines: int = _MOST_LINES, width: int = _MOST_OF_
 
 
 def last_state(line: str) -> str:
-    """Return what a terminal shows of a line with carriage returns; one at the end stays, as a line feed may follow."""
+    """Return what a terminal shows of a line with carriage returns; keep one at the end, as a line feed may follow."""
     start = line.rfind("\r", 0, len(line.rstrip("\r")))
     return line[start + 1 :]
 
 
 def encodable(text: str) -> str:
-    """Return a text in a form that standard output can take: escapes for what its encoding lacks."""
+    """Return a text with escapes for the characters that the encoding of standard output lacks."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration for people: `0.8 s`, `3:05`, `1:02:03`."""
+    """Return a readable duration: `0.8 s`, `3:05`, `1:02:03`; `-` for None."""
     if seconds is None:
         return "-"
     if round(seconds, 1) < 60:

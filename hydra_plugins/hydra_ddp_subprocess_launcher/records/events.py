@@ -1,4 +1,4 @@
-"""What can happen in a sweep, and what is known of its jobs once that has happened."""
+"""Events of a sweep, and the records of its jobs that result from them."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from enum import Enum
 from typing import Any, get_args
 
 _LONGEST_TEXT = 60
-# Python writes no longer numbers out, and nobody reads deeper values.
+# Python refuses to print much longer integers, and deeper values are unreadable anyway.
 _MOST_BITS = 4096
 _MOST_DEEP = 20
-# What JSON lacks, by Python's name, has the names that JavaScript has.
+# Floats that JSON lacks, from Python's to JavaScript's names.
 _NO_NUMBERS_OF = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 NO_NUMBERS = frozenset(_NO_NUMBERS_OF.values())
 
 
 @dataclass(frozen=True)
 class SweepBegan:
-    """A launching process has taken the sweep directory.
+    """A launching process has acquired the sweep lock.
 
     Attributes:
         at: Unix time in seconds, as in all events.
-        pid: Of the launching process.
+        pid: Pid of the launching process.
         host: Its host.
         argv: Its command line.
         cwd: Directory in which it was started.
         launcher: Version of this package.
-        grace_period_s: The option; None: not known.
+        grace_period_s: The option; None if unknown.
         sweep_dir: Sweep directory, absolute; it may have been moved since.
-        format: Of what is stored for other processes (`files.FORMAT`); 1 if the journal does not say.
+        format: Format of the files stored for other processes (`files.FORMAT`); 1 if the journal does not say.
     """
 
     at: float
@@ -46,14 +46,14 @@ class SweepBegan:
 
 @dataclass(frozen=True)
 class JobsAdded:
-    """The sweeper has handed over a batch of jobs.
+    """The sweeper has passed a batch of jobs to the launcher.
 
     Attributes:
         at: Unix time in seconds.
-        first: Number of the first one; the others count up from it.
-        overrides: Override strings, one tuple a job.
-        at_once: Most of them that run at a time.
-        task: Which function of the program they run.
+        first: Number of the first job; the others are consecutive.
+        overrides: Override strings, one tuple per job.
+        at_once: Maximum number of jobs that run at the same time.
+        task: Function of the program that the jobs run.
     """
 
     at: float
@@ -65,18 +65,18 @@ class JobsAdded:
 
 @dataclass(frozen=True)
 class JobSubmitted:
-    """A job waits for its turn on a cluster: it is about to be submitted, was submitted, or was queued again.
+    """A job is pending on a cluster: it is about to be submitted, was submitted, or was requeued.
 
     Attributes:
         at: Unix time in seconds.
         job: Number of the job.
-        job_id: Its id there; empty: it is only about to be submitted.
-        folder: Where its nodes tell how it fares, absolute.
+        job_id: Its id on the cluster; empty if it is only about to be submitted.
+        folder: Folder in which its nodes report its state, absolute.
         config_hash: SHA-256 of its own config, hexadecimal.
         executor: Submitit's name of the cluster.
-        planned_dir: Run directory that it will have, absolute; empty: that depends on an id which it has not yet.
-        submitit_folder: Where submitit puts the file by which the id is found, absolute, with submitit's marks, such as
-            `%j`; empty: the id is known.
+        planned_dir: Run directory that it will have, absolute; empty if that depends on an id that is not known yet.
+        submitit_folder: Folder of the submitit file from which to find the id, absolute, with submitit's placeholders,
+            such as `%j`; empty if the id is known.
     """
 
     at: float
@@ -96,13 +96,13 @@ class JobStarted:
     Attributes:
         at: Unix time in seconds.
         job: Number of the job.
-        attempt: Starts of it before this one.
+        attempt: Number of earlier starts of the job.
         nproc: Number of ranks.
-        devices: Ids of its devices; empty: none.
+        devices: Ids of its devices; empty if none.
         run_dir: Run directory, absolute.
-        run_id: Name of this start, which its outcomes carry.
+        run_id: Name of this start, which its outcomes contain.
         config_hash: SHA-256 of the job's own config, hexadecimal.
-        nodes: Host names of its nodes, where it does not run on the launching process's; else empty.
+        nodes: Host names of its nodes; empty if it runs on the host of the launching process.
     """
 
     at: float
@@ -118,12 +118,12 @@ class JobStarted:
 
 @dataclass(frozen=True)
 class JobPaused:
-    """A start of a job has ended badly, and another one follows.
+    """A start of a job has failed, and another one follows.
 
     Attributes:
         at: Unix time in seconds.
         job: Number of the job.
-        why: How that start ended.
+        why: How that start failed.
     """
 
     at: float
@@ -138,13 +138,13 @@ class JobEnded:
     Attributes:
         at: Unix time in seconds.
         job: Number of the job.
-        completed: Whether it completed; else it has failed.
-        value: Its value, as `json_value` makes it.
-        text: Its value in a few words.
-        cause: Why it failed, one line; empty when it completed.
-        seconds: From its first start; None: it was never started.
-        exact: Whether `value` is all of it.
-        ungrouped: Whether it has several ranks, which had torch.distributed and opened no process group.
+        completed: Whether it completed; otherwise it failed.
+        value: Its value, as returned by `json_value`.
+        text: Its value as a short text.
+        cause: Why it failed, one line; empty if it completed.
+        seconds: Seconds since its first start; None if it was never started.
+        exact: Whether `value` is the complete value.
+        ungrouped: Whether it has several ranks that imported torch.distributed, but opened no process group.
     """
 
     at: float
@@ -160,20 +160,20 @@ class JobEnded:
 
 @dataclass(frozen=True)
 class JobKept:
-    """A job is not run, as an earlier run of the sweep has completed it.
+    """A job is not run, because an earlier run of the sweep completed it.
 
     Attributes:
         at: Unix time in seconds.
         job: Number of the job.
-        attempts: How often it was started, all in all.
+        attempts: Total number of its starts.
         nproc: Number of ranks.
-        devices: Ids of the devices that it had.
+        devices: Ids of its devices.
         run_dir: Run directory, absolute.
         run_id: Name of the start that completed.
         config_hash: SHA-256 of its own config, hexadecimal.
         began_at: First start, Unix time in seconds.
-        ended_at: Its end, likewise.
-        seconds: From the first start to the end.
+        ended_at: End, Unix time in seconds.
+        seconds: Seconds from the first start to the end.
         value: As in JobEnded.
         exact: As in JobEnded.
         text: As in JobEnded.
@@ -204,7 +204,7 @@ class JobSkipped:
     Attributes:
         at: Unix time in seconds.
         job: Number of the job.
-        why: Why not, one line.
+        why: The reason, one line.
     """
 
     at: float
@@ -218,7 +218,7 @@ class SweepStopped:
 
     Attributes:
         at: Unix time in seconds.
-        signal: Its name.
+        signal: Name of the signal.
     """
 
     at: float
@@ -231,14 +231,14 @@ EVENTS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event)}
 
 
 def json_value(value: Any) -> tuple[Any, bool]:
-    """Return a job's value in what JSON has, and whether that is all of it: whether it can be made from that again.
+    """Convert a job's value to JSON types; return it and whether it is exact, so that the value can be restored.
 
-    NaN and the infinities, which JSON lacks, become `NaN`, `Infinity`, `-Infinity`. NumPy's scalars become numbers,
-    keys text, tuples lists, and a part that JSON cannot hold a few words.
+    NaN and the infinities, which JSON lacks, become the strings `NaN`, `Infinity` and `-Infinity`. NumPy scalars become
+    numbers, keys become strings, tuples become lists, and parts that JSON cannot represent become short texts.
     """
     try:
         return _json_value(value, 0)
-    except (Exception, SystemExit):  # noqa: BLE001  (what is the user's may raise anything wherever it is touched)
+    except (Exception, SystemExit):  # noqa: BLE001  (an object of the user's may raise anything on any access)
         return short_text(value), False
 
 
@@ -264,7 +264,7 @@ def _json_value(value: Any, depth: int) -> tuple[Any, bool]:
 
 
 def _part(value: Any, depth: int) -> tuple[Any, bool]:
-    # One part that raises does not hide the others.
+    # A part that raises must not hide the others.
     try:
         return _json_value(value, depth + 1)
     except (Exception, SystemExit):  # noqa: BLE001  (as above)
@@ -272,7 +272,7 @@ def _part(value: Any, depth: int) -> tuple[Any, bool]:
 
 
 def short_text(value: Any) -> str:
-    """Return a value in at most 60 characters."""
+    """Return a text for a value, of at most 60 characters."""
     try:
         return shortened(f"{value:.6g}" if isinstance(value, float) else repr(value))
     except (Exception, SystemExit):  # noqa: BLE001  (a user's __repr__ may raise anything)
@@ -280,13 +280,13 @@ def short_text(value: Any) -> str:
 
 
 def shortened(text: str, most: int = _LONGEST_TEXT) -> str:
-    """Return a text on one line, with an ellipsis where it is longer than `most` characters."""
+    """Return a text on one line, cut to `most` characters with an ellipsis."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
 class JobState(Enum):
-    """Where a job is on its way."""
+    """State of a job."""
 
     WAITING = "waiting"
     PENDING = "pending"
@@ -299,39 +299,39 @@ class JobState(Enum):
 
     @property
     def over(self) -> bool:
-        """Whether nothing follows."""
+        """Whether the state is final."""
         return self in (JobState.COMPLETED, JobState.FAILED)
 
 
 @dataclass(frozen=True)
 class JobRecord:
-    """What is known about one job.
+    """The record of one job.
 
     Attributes:
         number: Number of the job.
         overrides: Its override strings.
-        task: Which function of the program it runs.
-        state: Where it is.
-        attempts: How often it was started.
-        nproc: Number of ranks; 0: not known yet.
-        devices: Ids of its devices; empty: none, or not started yet.
-        run_dir: Run directory; empty: not started yet.
-        run_id: Name of its last start; empty: not started yet.
-        config_hash: SHA-256 of its own config, hexadecimal; empty: not started yet.
-        began_at: First start, Unix time in seconds; None: not started yet.
-        ended_at: Its end, likewise.
-        seconds: From the first start to the end; None: it is not over, or was never started.
-        value: Its value, as in JobEnded.
-        exact: Whether that is all of it.
-        text: Its value in a few words.
+        task: Function of the program that it runs.
+        state: Its state.
+        attempts: Number of its starts.
+        nproc: Number of ranks; 0 if not known yet.
+        devices: Ids of its devices; empty if it has none or has not started yet.
+        run_dir: Run directory; empty if it has not started yet.
+        run_id: Name of its last start; empty if it has not started yet.
+        config_hash: SHA-256 of its own config, hexadecimal; empty if it has not started yet.
+        began_at: First start, Unix time in seconds; None if it has not started yet.
+        ended_at: End, Unix time in seconds; None if it has not ended yet.
+        seconds: Seconds from the first start to the end; None if it has not ended, or was never started.
+        value: As in JobEnded.
+        exact: As in JobEnded.
+        text: As in JobEnded.
         ungrouped: As in JobEnded.
-        cause: Why it failed, or is not run; of one that is paused, why its last start failed.
-        job_id: Its id on a cluster; empty: it is on none, or nobody has noted it yet (`submitit_folder`).
-        folder: Where its nodes tell how it fares there; empty: it is on none.
-        nodes: Host names of its nodes there; empty: it is on none, or not started yet.
-        executor: Submitit's name of that cluster; empty: it is on none.
-        planned_dir: Run directory that it will have there; empty: it is on none, or not known yet.
-        submitit_folder: As in JobSubmitted; empty: it is on no cluster, or its id is known.
+        cause: Why it failed or is not run; if paused, why its last start failed.
+        job_id: Its id on a cluster; empty if it is on no cluster, or its id is not recorded yet (`submitit_folder`).
+        folder: Folder in which its nodes report its state; empty if it is on no cluster.
+        nodes: Host names of its nodes; empty if it is on no cluster, or has not started yet.
+        executor: Submitit's name of the cluster; empty if it is on no cluster.
+        planned_dir: Run directory that it will have; empty if it is on no cluster, or that is not known yet.
+        submitit_folder: As in JobSubmitted; empty if it is on no cluster, or its id is known.
     """
 
     number: int
@@ -361,23 +361,23 @@ class JobRecord:
 
     @property
     def key(self) -> tuple[int, tuple[str, ...], str]:
-        """What tells a job from the others, in every run of the sweep."""
+        """Key that identifies the job in every run of the sweep."""
         return self.number, self.overrides, self.task
 
 
 @dataclass
 class SweepRecord:
-    """What is known about a sweep.
+    """The record of a sweep.
 
     Attributes:
-        began: Who runs it, or ran it last; None: not known.
-        jobs: Of the current run, by number, in the order in which the sweeper handed them over.
-        at_once: Most jobs of the current batch that run at a time.
-        stopped_by: Signal that stopped it; empty: none.
-        shared: Overrides that all of several jobs have.
-        unreadable: Lines of the journal that could not be read.
-        past: What earlier runs have left of jobs that were started, or are over, oldest first.
-        formats: Formats in which the runs have stored what is for other processes.
+        began: Event of the process that runs it, or ran it last; None if unknown.
+        jobs: Jobs of the current run by number, in the order in which the sweeper passed them.
+        at_once: Maximum number of jobs of the current batch that run at the same time.
+        stopped_by: Name of the signal that stopped it; empty if none.
+        shared: Overrides that all jobs have in common, if there are several jobs.
+        unreadable: Number of unreadable lines in the journal.
+        past: Records from earlier runs of jobs that were started or have ended, oldest first.
+        formats: Formats of the files that the runs have stored for other processes.
     """
 
     began: SweepBegan | None = None
@@ -390,7 +390,7 @@ class SweepRecord:
     formats: set[int] = field(default_factory=set)
 
     def apply(self, event: Event) -> None:
-        """Take note of the next event."""
+        """Update the record with the next event."""
         if isinstance(event, SweepBegan):
             self.past += self.touched()
             self.began, self.stopped_by, self.jobs, self.shared = event, "", {}, frozenset()
@@ -412,7 +412,7 @@ class SweepRecord:
         for number, overrides in enumerate(event.overrides, start=event.first):
             job = JobRecord(number, tuple(overrides), task=event.task)
             before = known.get(job.key, job)
-            # What is done stays so until it is known to be started again.
+            # A completed job stays completed until it is started again.
             if before.state is not JobState.COMPLETED:
                 before = replace(before, state=JobState.WAITING, cause="", began_at=None, ended_at=None, seconds=None)
                 before = replace(
@@ -423,18 +423,18 @@ class SweepRecord:
             self.shared = frozenset.intersection(*map(frozenset, [*earlier, *event.overrides]))
 
     def touched(self) -> list[JobRecord]:
-        """Return the jobs that this run of the sweep, and not only an earlier one, has started or ended."""
+        """Return the jobs of this run, except those that are waiting or never started."""
         return [job for job in self.jobs.values() if job.state not in (JobState.WAITING, JobState.NEVER_STARTED)]
 
     def by_state(self) -> dict[JobState, list[JobRecord]]:
-        """Return the jobs by the state they are in; of every state there is a list."""
+        """Return the jobs by state, with a list for every state."""
         found: dict[JobState, list[JobRecord]] = {state: [] for state in JobState}
         for job in self.jobs.values():
             found[job.state].append(job)
         return found
 
     def in_state(self, *states: JobState) -> list[JobRecord]:
-        """Return the jobs that are in one of these states."""
+        """Return the jobs in any of these states."""
         return [job for job in self.jobs.values() if job.state in states]
 
 

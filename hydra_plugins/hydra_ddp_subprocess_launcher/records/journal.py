@@ -1,4 +1,4 @@
-"""What a sweep leaves on disk: the journal, a line an event, and the table of results made from it."""
+"""Records of a sweep on disk: the journal with one line per event, and the table of results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .events import (
 )
 
 _log = logging.getLogger(__name__)
-# Unix time in seconds of the year 9999: what lies beyond is no time.
+# The year 9999 as Unix time in seconds; anything beyond is not a valid time.
 _LATEST = 253402300800
 _HINTS = {kind: typing.get_type_hints(kind) for kind in EVENTS.values()}
 
@@ -48,7 +48,7 @@ class Journal:
     """Append events to a file.
 
     Args:
-        path: The file; None: events go nowhere.
+        path: The file; None to discard events.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -58,10 +58,10 @@ class Journal:
         self._said = False
 
     def append(self, event: Event) -> None:
-        """Write an event down. What cannot be written now, as on a full disk, is tried again with the next one."""
+        """Write an event. If that fails, for example on a full disk, try again with the next event."""
         if self._path is None:
             return
-        # All ASCII, as JSON escapes the rest, such as bytes of a file name. One write: whole, or torn at its end.
+        # JSON escapes all but ASCII, such as bytes of a file name. A single write is complete, or torn at its end.
         self._waiting += json.dumps({"event": type(event).__name__, **vars(event)}).encode() + b"\n"
         try:
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -72,7 +72,7 @@ class Journal:
                     self._mended = True
                 self._waiting = self._waiting[os.write(descriptor, self._waiting) :]
                 if isinstance(event, JobEnded):
-                    # Hours of work shall not be lost with the power.
+                    # A power failure must not lose hours of work.
                     with contextlib.suppress(OSError):
                         os.fsync(descriptor)
             finally:
@@ -91,17 +91,17 @@ class Journal:
 
 
 def _end_torn_line(descriptor: int) -> None:
-    """Let what an earlier process was killed at writing not spoil the next line."""
+    """Terminate a line that a killed process left incomplete, so that it does not corrupt the next one."""
     size = os.fstat(descriptor).st_size
     if size and os.pread(descriptor, 1, size - 1) != b"\n":
         os.write(descriptor, b"\n")
 
 
 def read_journal(path: str) -> SweepRecord:
-    """Return what the events in a journal tell, as far as its lines can be read.
+    """Return the record of a sweep from its journal, and count the unreadable lines.
 
     Raises:
-        OSError: when it cannot be read.
+        OSError: if it cannot be read.
     """
     record = SweepRecord()
     for event in _parsed_lines(path):
@@ -113,10 +113,10 @@ def read_journal(path: str) -> SweepRecord:
 
 
 def read_events(path: str) -> list[Event]:
-    """Return the events of a journal. A line that is torn, or that a later version wrote, is passed over.
+    """Return the events of a journal; skip lines that are torn or written by a later version.
 
     Raises:
-        OSError: when it cannot be read.
+        OSError: if it cannot be read.
     """
     return [event for event in _parsed_lines(path) if event is not None]
 
@@ -160,7 +160,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Return whether a value is what an event's field can hold."""
+    """Return whether a value matches the type hint of an event's field."""
     if hint is Any:
         return True
     kinds = typing.get_args(hint)
@@ -173,21 +173,22 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
 
 
-# Most of the time that may go into results.csv, which is written as a whole: it counts with many thousands of jobs.
+# Maximum share of the time spent on results.csv. It is always rewritten as a whole, which takes long for many thousands
+# of jobs.
 _SHARE_OF_TIME = 0.02
 
 
 class SweepRecorder:
-    """Keep the records of a sweep, its journal and its results.csv.
+    """Keep the record of a sweep, its journal and its results.csv up to date.
 
     Args:
-        paths: Where the sweep is; None: nothing is written.
-        record: What is known from an earlier run.
+        paths: Paths of the sweep; None to write nothing.
+        record: Record from earlier runs.
 
     Attributes:
-        sweep: What is known by now.
-        failures: Jobs that have failed in this run.
-        results: The table of the jobs that are over; None: none is written.
+        sweep: Current record of the sweep.
+        failures: Number of jobs that failed in this run.
+        results: Path of the table of finished jobs; None if none is written.
     """
 
     def __init__(self, paths: SweepPaths | None, record: SweepRecord | None = None) -> None:
@@ -209,10 +210,10 @@ class SweepRecorder:
             self.flush()
 
     def flush(self, *, last: bool = False) -> None:
-        """Write results.csv if it is old, and its turn has come.
+        """Write results.csv if it is outdated and the next write is due.
 
         Args:
-            last: Nothing more will come for a while.
+            last: Write now, because no event will follow for a while.
         """
         began = time.monotonic()
         if self.results is None or not self._results_are_old or (began < self._write_after and not last):
@@ -225,49 +226,52 @@ class SweepRecorder:
             why = error.strerror or error
             if not self._said:
                 _log.warning("%s cannot be written: %s. It is tried again when the next job ends", self.results, why)
-            # Perhaps at the next job's end.
+            # The end of the next job tries again.
             self._said = True
         ended = time.monotonic()
         self._write_after = ended + (ended - began) / _SHARE_OF_TIME
 
 
 _DELETED = "(deleted)"
-# Longer lists stand in one cell: nobody wants a column for each of a thousand numbers.
+# Longer lists go into one cell, to avoid a column for each of a thousand numbers.
 _MOST_PARTS = 32
-# Less than what a cell of a spreadsheet can hold.
+# Less than the maximum of a spreadsheet's cell.
 _LONGEST_CELL = 10_000
 
 
 def write_results(path: str, jobs: Sequence[JobRecord]) -> None:
-    """Write the table, whole or not at all.
+    """Write the table of results atomically.
 
     Args:
-        jobs: Those that are over.
+        path: The file.
+        jobs: The finished jobs.
 
     Raises:
-        OSError: when it cannot be written.
+        OSError: if it cannot be written.
     """
-    # What is no text, such as bytes of a file name, would make it unreadable for others.
+    # Undecodable bytes, for example of a file name, would make the file unreadable for other programs.
     write_text(path, as_csv(results_table(jobs)).encode("utf-8", "backslashreplace").decode())
 
 
 def as_csv(table: Sequence[Sequence[str]]) -> str:
-    """Return a table as a CSV file has it."""
+    """Return a table as CSV."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    # A carriage return alone would be the end of a row for pandas, but not for the writer, which does not quote it.
+    # A single carriage return would end a row for pandas, but the writer does not quote it.
     writer.writerows([re.sub("\r\n?", "\n", cell) for cell in row] for row in table)
     return text.getvalue()
 
 
 def sorted_table(table: list[list[str]], column: str, *, descending: bool) -> list[list[str]]:
-    """Return a table with its rows sorted: numbers by size, before texts; empty cells and NaN come last either way.
+    """Return a table with its rows sorted: numbers by size, before texts; empty cells and NaN always come last.
 
     Args:
-        column: Name of a column.
+        table: The table, with a header.
+        column: Name of the column to sort by.
+        descending: Whether to reverse the order.
 
     Raises:
-        KeyError: when there is no such column.
+        KeyError: if there is no such column.
     """
     header, *rows = table
     if column not in header:
@@ -286,9 +290,10 @@ def sorted_table(table: list[list[str]], column: str, *, descending: bool) -> li
 
 
 def as_json(table: Sequence[Sequence[str]], jobs: Mapping[int, JobRecord]) -> str:
-    """Return the rows of a table as JSON: an object a job, with its value, overrides and devices as they are.
+    """Return the rows of a table as JSON: one object per job, with value, overrides and devices in full.
 
     Args:
+        table: The table, with a header.
         jobs: The jobs in it, by number.
     """
     found = [jobs[int(row[0])] for row in table[1:]]
@@ -310,14 +315,14 @@ def as_json(table: Sequence[Sequence[str]], jobs: Mapping[int, JobRecord]) -> st
 
 
 def results_table(jobs: Sequence[JobRecord]) -> list[list[str]]:
-    """Return the rows, the first one with the names of the columns.
+    """Return the rows of the results table, with a header row first.
 
-    Columns: job, one a key of an override, then status, value (one a part, such as `value.loss` and `value.0`, where
-    it is a dict, list or tuple), duration_s, devices, attempts, run_dir, cause. A key of the user's that has such a
-    name is called `override.<key>`.
+    Columns: job, one per override key, status, value (if a dict, list or tuple: one per part, such as `value.loss` and
+    `value.0`), duration_s, devices, attempts, run_dir, cause. An override key with one of these names becomes
+    `override.<key>`.
     """
     rows = [(job, _override_cells(job.overrides), dict(_parts("value", job.value))) for job in jobs]
-    # Dicts, as sets that keep their order.
+    # Dicts serve as ordered sets.
     keys = list(dict.fromkeys(key for _, cells, _ in rows for key in cells))
     parts = list(dict.fromkeys(part for _, _, cells in rows for part in cells)) or ["value"]
     last = ["duration_s", "devices", "attempts", "run_dir", "cause"]
@@ -341,17 +346,17 @@ def _override_cells(overrides: Sequence[str]) -> dict[str, str]:
     return dict(map(_override_cell, overrides))
 
 
-# To parse one takes longer than all else that a job costs here.
+# Parsing takes longer than everything else done here per job.
 @functools.cache
 def _override_cell(text: str) -> tuple[str, str]:
     if len(text) > _LONGEST_CELL:
-        # To parse it would take seconds.
+        # Parsing it would take seconds.
         key, _, value = text.partition("=")
         return bounded(key.lstrip("+~")), value
     try:
         (override,) = OverridesParser.create().parse_overrides([text])
     except (HydraException, ValueError):
-        return text, text  # A sweeper's own language.
+        return text, text  # A sweeper's own syntax.
     return override.get_key_element().lstrip("+~"), _override_value(override)
 
 

@@ -1,4 +1,4 @@
-"""The claim on a sweep directory: one launching process at a time has it, and its end, however it comes, frees it."""
+"""The sweep lock: held by one launching process at a time, and released however that process ends."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from pathlib import Path
 from ..common import processes
 
 _log = logging.getLogger(__name__)
-# Linux gives no higher ones.
+# Linux's maximum pid.
 _MOST_PIDS = 1 << 22
-# Seconds to go on trying: who only looks whether a claim is held has it for an instant.
+# Seconds to keep trying, because a process that only checks the sweep lock holds it for an instant.
 _TRY_S = 0.3
-# Seconds for the ranks of a launching process that was killed to end.
+# Seconds to wait for the ranks of a killed launching process to end.
 _END_S = 10.0
-# What file systems say that lack `flock`.
+# Errors of file systems without `flock`.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 @dataclass(frozen=True)
 class LockOwner:
-    """Who has a claim, or had it last.
+    """The process that holds a sweep lock, or held it last.
 
     Attributes:
-        pid: Process.
-        host: Its machine.
-        since: When it took it, local time as text.
-        start: What tells the process from a later one with its number; empty where the system does not tell.
+        pid: Pid of the process.
+        host: Its host name.
+        since: When it acquired the lock, local time as text.
+        start: Distinguishes the process from a later one with its pid; empty if the system does not say.
     """
 
     pid: int
@@ -43,40 +43,40 @@ class LockOwner:
 
     @classmethod
     def this_process(cls) -> LockOwner:
-        """Return what tells this process from all others."""
+        """Return the entry for this process."""
         pid = os.getpid()
         return cls(pid, processes.host(), time.strftime("%Y-%m-%d %H:%M:%S"), processes.process_start(pid))
 
     @property
     def here(self) -> bool:
-        """Whether it is on this machine."""
+        """Whether the process is on this machine."""
         return self.host == processes.host()
 
     @property
     def may_run(self) -> bool:
-        """Whether that process may still be there; on another machine it may."""
+        """Whether the process may still run; always True for another machine."""
         return not self.here or (processes.process_start(self.pid) == self.start and processes.is_running(self.pid))
 
 
 class SweepLock:
-    """A sweep directory that is this process's.
+    """The lock on a sweep directory, held by this process.
 
-    It is let go of when the object is, or when the process has ended and everybody who was handed the descriptor. A
+    It is released with this object, or once this process and all processes that received the descriptor have ended. A
     later sweep of the same process takes it over.
 
     Args:
-        path: The claim's file; its folder is there.
+        path: File of the sweep lock, in an existing folder.
 
     Attributes:
-        descriptor: The open file that is locked.
+        descriptor: Descriptor of the locked file.
 
     Raises:
-        StartError: when another process has it, naming that.
-        OSError: when the file cannot be used.
+        StartError: if another process holds it; the message names that process.
+        OSError: if the file cannot be used.
     """
 
     def __init__(self, path: str) -> None:
-        # It brings Hydra, which `hydra-ddp` does without where it can.
+        # Import here: it imports Hydra, which `hydra-ddp` avoids if it can.
         from ..common.errors import StartError
 
         earlier = _HELD.get(os.path.realpath(path))
@@ -87,9 +87,9 @@ class SweepLock:
             locked = _lock(descriptor, shared=False, patience_s=_TRY_S)
             holder = read_owner(path)
             if locked is False and holder is not None and not holder.may_run:
-                # It was killed, and its keepers are ending its ranks.
+                # The holder was killed, and its keepers are still ending its ranks.
                 locked = _lock(descriptor, shared=False, patience_s=_END_S)
-            # Without locks the file itself is the claim, and a stale one is known by its holder alone.
+            # Without `flock`, the file's content is the lock, and only the named process shows whether it is stale.
             if locked is False or (locked is None and holder is not None and holder.may_run and not _is_own(holder)):
                 raise StartError(_refusal(path, holder, by_file=locked is None))
             if locked is None:
@@ -108,24 +108,24 @@ class SweepLock:
         _HELD[os.path.realpath(path)] = self
 
     def release(self) -> None:
-        """Let others have the directory."""
+        """Release the lock."""
         self._release()
 
 
-# Claims of this process, by real path.
+# Sweep locks of this process, by real path.
 _HELD: weakref.WeakValueDictionary[str, SweepLock] = weakref.WeakValueDictionary()
 
 
 def _let_go(descriptor: int, pid: int) -> None:
     with contextlib.suppress(OSError):
-        # A fork of the process must not free what is not its own.
+        # A fork must not clear the entry of its parent.
         if os.getpid() == pid:
             os.ftruncate(descriptor, 0)
         os.close(descriptor)
 
 
 def _close_in_child() -> None:
-    # An open copy in a process that the program forks would keep the claim beyond the launching process's end.
+    # A copy in a process that the program forks would keep the lock after the launching process has ended.
     for claim in list(_HELD.values()):
         claim.release()
 
@@ -135,8 +135,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def _lock(descriptor: int, *, shared: bool, patience_s: float) -> bool | None:
-    """Lock an open file; False: another process has it; None: the file system has no locks."""
-    import fcntl  # Windows has none; there this module can still be imported.
+    """Lock an open file; return False if another process holds it, None if the file system has no locks."""
+    import fcntl  # Missing on Windows, where this module must still be importable.
 
     deadline = time.monotonic() + patience_s
     while True:
@@ -169,7 +169,7 @@ def _refusal(path: str, holder: LockOwner | None, *, by_file: bool) -> str:
 
 
 def read_owner(path: str) -> LockOwner | None:
-    """Return who has a claim, or had it when it was killed; None: nobody, or it does not tell."""
+    """Return the process that holds a sweep lock, or was killed while holding it; None if there is none or unknown."""
     try:
         holder = LockOwner(**json.loads(Path(path).read_bytes()))
     except (OSError, ValueError, TypeError, RecursionError):
@@ -180,15 +180,15 @@ def read_owner(path: str) -> LockOwner | None:
 
 
 def live_owner(path: str) -> LockOwner | None:
-    """Return who has a claim now; None: nobody.
+    """Return the process that holds a sweep lock now, or None.
 
     Raises:
-        OSError: when the file cannot be read.
+        OSError: if the file cannot be read.
     """
     holder = read_owner(path)
     if holder is None:
         return None
-    # Read only, as the directory may be somebody else's.
+    # Read-only, because the directory may belong to another user.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         locked = _lock(descriptor, shared=True, patience_s=0)

@@ -1,4 +1,4 @@
-"""The devices that jobs lease: which there are, who has them, and what they hold."""
+"""Devices for jobs: find them, lock them between sweeps, and query their memory and processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from urllib.parse import quote
 from ..common.errors import OptionError
 
 _log = logging.getLogger(__name__)
-# Seconds that a device may take to let go of processes that have ended.
+# Seconds that a device may take to release ended processes.
 SETTLE_S = 10.0
 _GB = 10**9
 
@@ -26,15 +26,16 @@ _GB = 10**9
 def find_devices(
     chosen: tuple[str, ...] | None, variable: str, environ: Mapping[str, str], nvml: Nvml
 ) -> tuple[str, ...]:
-    """Return the ids of the devices that jobs may use; empty: no devices.
+    """Return the ids of the devices that jobs may use; empty if there are none.
 
     Args:
-        chosen: The option `devices`; None: what this process may see.
+        chosen: The option `devices`; None for all devices visible to this process.
         variable: Name of the visible-devices variable.
-        nvml: Asked where neither tells.
+        environ: Environment with that variable.
+        nvml: Counts the devices if neither the option nor the variable is set.
 
     Raises:
-        OptionError: when the option names a device that this process may not see.
+        OptionError: if the option names a device that is not visible to this process.
     """
     visible = _visible_ids(environ[variable]) if variable in environ else None
     if chosen is None:
@@ -49,18 +50,18 @@ def find_devices(
 
 
 def _visible_ids(value: str) -> tuple[str, ...]:
-    # CUDA reads the list up to the first id that is none; -1 and NoDevFiles are how people say "no devices".
+    # CUDA reads the list up to the first invalid id; -1 and NoDevFiles are conventional for "no devices".
     ids = (part.strip() for part in value.split(","))
     return tuple(itertools.takewhile(lambda one: one and not one.startswith("-") and one != "NoDevFiles", ids))
 
 
 @dataclass(frozen=True)
 class _Settling:
-    """A device whose last job has ended: it may still hold that job's memory.
+    """A device whose last job has ended, but which may still hold that job's memory.
 
     Attributes:
-        before: Pids that were on it before the job.
-        until: When it is given on in any case, monotonic seconds.
+        before: Pids that used it before the job.
+        until: When to reuse it in any case, in monotonic seconds.
     """
 
     before: frozenset[int]
@@ -68,10 +69,10 @@ class _Settling:
 
 
 def name_devices(devices: Sequence[str], variable: str, nvml: Nvml) -> dict[str, str]:
-    """Return a name for each device that is the same in every sweep on this machine, whatever id it has there.
+    """Return a name for each device that is the same in every sweep on this machine, regardless of its id there.
 
     Raises:
-        OptionError: when two ids are one device.
+        OptionError: if two ids mean the same device.
     """
     names: dict[str, str] = {}
     for device in devices:
@@ -87,16 +88,17 @@ def name_devices(devices: Sequence[str], variable: str, nvml: Nvml) -> dict[str,
 
 
 class DeviceAllocator:
-    """Get hold of devices that other sweeps, other people and ended jobs may still have.
+    """Acquire and release devices that other sweeps, other users and ended jobs may still use.
 
     Args:
-        nvml: To be asked about memory and processes.
-        locks: Between the sweeps of this user; None: `lock_devices` is off.
-        min_free_gb: Free memory, in 10^9 bytes, that a device must have when a job starts on it; None: any.
-        clock: Monotonic seconds.
+        names: Name of each device, from `name_devices`.
+        nvml: Reports memory and processes.
+        locks: Locks between the sweeps of this user; None if `lock_devices` is off.
+        min_free_gb: Free memory, in 10^9 bytes, that a device must have when a job starts on it; None for no minimum.
+        clock: Returns monotonic seconds.
 
     Raises:
-        OptionError: when a device cannot be locked, or `min_free_memory_gb` never be met.
+        OptionError: if a device cannot be locked, or can never meet `min_free_memory_gb`.
     """
 
     def __init__(
@@ -138,7 +140,7 @@ class DeviceAllocator:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no device has processes of an ended job."""
+        """Whether no device is still occupied by an ended job."""
         return not any(map(self._settles, list(self._settling)))
 
     def acquire(self, device: str) -> bool:
@@ -154,16 +156,16 @@ class DeviceAllocator:
     def _why_not(self, device: str) -> str:
         if self._settles(device):
             return "has processes that were not there before the last job"
-        # Before the lock, which others would meet for nothing.
+        # Check before taking the lock, which would block other sweeps for nothing.
         if not self._has_memory(device):
-            # Without the figure, which would make another reason of it at each question.
+            # Without the current figure, which would make the reason differ at each call.
             return f"has less than hydra.launcher.min_free_memory_gb={self._min_free_gb:g} free"
         if self._locks is None:
             return ""
         try:
             obtained = self._locks.obtain(self._names[device])
         except OptionError as error:
-            # It could be locked when the sweep began. That it cannot be now is no reason to lose what runs.
+            # Locking worked when the sweep began, so a failure now must not abort the running jobs.
             if not self._unlocked:
                 _log.warning("Going on without locks on devices: %s", error)
             self._unlocked = True
@@ -182,7 +184,7 @@ class DeviceAllocator:
         if now - settling.before and self._clock() < settling.until:
             return True
         del self._settling[device]
-        # What has stayed is somebody else's, and not to be waited for again.
+        # The remaining processes are not the job's; do not wait for them again.
         self._processes_before[device] = now
         return False
 
@@ -198,70 +200,71 @@ class DeviceAllocator:
             self._locks.touch()
 
     def lock_names(self, devices: Iterable[str]) -> tuple[str, ...]:
-        """Return the names under which these devices are locked; empty: they are not."""
+        """Return the names under which these devices are locked; empty if they are not."""
         return () if self._locks is None else tuple(self._names[device] for device in devices)
 
     def descriptors(self, devices: Iterable[str]) -> list[int]:
-        """Return the open files that are the locks of these devices, for the keeper of their job."""
+        """Return the descriptors of the locks of these devices, for the keeper of their job."""
         found = [] if self._locks is None else [self._locks.descriptor(self._names[device]) for device in devices]
         return [descriptor for descriptor in found if descriptor is not None]
 
     def job_ended(self, devices: Iterable[str]) -> None:
-        """Take note that the last job on these devices has ended, although its next start may follow."""
+        """Record that the last job on these devices has ended, although it may be restarted."""
         for device in devices:
             before = self._processes_before.get(device, frozenset())
             if (self._nvml.processes(device) or frozenset()) - before:
                 self._settling[device] = _Settling(before, self._clock() + SETTLE_S)
 
     def ready(self, devices: Iterable[str]) -> bool:
-        """Return whether a job that has these devices can be started on them again."""
+        """Return whether a job that holds these devices can be restarted on them."""
         return not any(self._settles(device) or not self._has_memory(device) for device in devices)
 
     def close(self) -> None:
-        """Let go of everything. Jobs that still run keep their devices."""
+        """Release all devices and NVML. Jobs that still run keep their locks."""
         self._settling.clear()
         self.release_unused(())
         self._nvml.close()
 
 
 _T = TypeVar("_T")
-# The only variable whose ids NVML knows, and the order of numbers in which it counts.
+# The only variable whose ids NVML knows, and the order in which NVML numbers devices.
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
 _ORDER = "PCI_BUS_ID"
 
 
 class Nvml:
-    """NVML, opened when it is first asked. No driver, a broken one, no Python module: nothing is known.
+    """NVML, initialized on the first query. Without a working driver and the Python module, queries return None.
 
     Args:
-        variable: The visible-devices variable; NVML knows the ids of CUDA's only.
+        variable: Name of the visible-devices variable; NVML only knows the ids of CUDA's.
+        environ: Environment with `CUDA_DEVICE_ORDER`.
     """
 
     def __init__(self, variable: str, environ: Mapping[str, str]) -> None:
         self._module: Any = None
         self._missing = variable != _VARIABLE
-        # By default numbers are given in NVML's order to ranks, too.
+        # By default, ranks get CUDA_DEVICE_ORDER=PCI_BUS_ID, which is NVML's order.
         self._knows_numbers = environ.get("CUDA_DEVICE_ORDER", _ORDER) == _ORDER
         self._handles: dict[str, Any] = {}
 
     def count(self) -> int:
-        """Return the number of devices; 0 where nothing is known."""
+        """Return the number of devices, or 0 if unknown."""
         return self._ask(lambda nvml: int(nvml.nvmlDeviceGetCount())) or 0
 
     def driver(self) -> str | None:
-        """Return the version of the driver."""
+        """Return the driver version."""
         return self._ask(lambda nvml: _text(nvml.nvmlSystemGetDriverVersion()))
 
     def model(self, device: str) -> str | None:
-        """Return what kind of device it is, such as `NVIDIA H200`."""
+        """Return the model of a device, such as `NVIDIA H200`."""
         return self._ask(lambda nvml: _text(nvml.nvmlDeviceGetName(self._handle(nvml, device))))
 
     def uuid(self, device: str) -> str | None:
-        """Return the name that a device has in every process."""
+        """Return the UUID of a device, which is the same in every process."""
         return self._ask(lambda nvml: _text(nvml.nvmlDeviceGetUUID(self._handle(nvml, device))))
 
     def memory(self, device: str) -> tuple[int, int] | None:
-        """Return a device's free and total memory in bytes."""
+        """Return the free and total memory of a device in bytes."""
 
         def ask(nvml: Any) -> tuple[int, int]:
             memory = nvml.nvmlDeviceGetMemoryInfo(self._handle(nvml, device))
@@ -270,7 +273,7 @@ class Nvml:
         return self._ask(ask)
 
     def processes(self, device: str) -> frozenset[int] | None:
-        """Return the pids of the processes on a device; within a container they are those of the machine."""
+        """Return the pids of the processes on a device; within a container, these are the host's pids."""
 
         def ask(nvml: Any) -> frozenset[int]:
             found = nvml.nvmlDeviceGetComputeRunningProcesses(self._handle(nvml, device))
@@ -279,7 +282,7 @@ class Nvml:
         return self._ask(ask)
 
     def close(self) -> None:
-        """Let go of NVML; it is opened again when it is asked again."""
+        """Shut NVML down; the next query initializes it again."""
         module, self._module = self._module, None
         self._handles.clear()
         if module is not None:
@@ -297,7 +300,7 @@ class Nvml:
 
                 pynvml.nvmlInit()
                 self._module = pynvml
-        except Exception as error:  # noqa: BLE001  (no driver, an old driver, no module: all mean that nothing is known)
+        except Exception as error:  # noqa: BLE001  (no driver, an old driver or no module: nothing is known)
             self._missing = True
             _log.debug("NVML cannot be asked: %s", error)
             return None
@@ -319,7 +322,7 @@ class Nvml:
             return nvml.nvmlDeviceGetHandleByIndex(int(device))
         if device.startswith("MIG-"):
             return nvml.nvmlDeviceGetHandleByUUID(device)
-        # CUDA takes the beginning of a UUID, too.
+        # CUDA also accepts a prefix of a UUID.
         for index in range(nvml.nvmlDeviceGetCount()):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             if _text(nvml.nvmlDeviceGetUUID(handle)).startswith(device):
@@ -331,27 +334,27 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-# Not $XDG_RUNTIME_DIR or $TMPDIR: a sweep in a login session and one from cron have others, and would not meet; and
-# the first is deleted when the last session ends, while a sweep goes on.
+# Not $XDG_RUNTIME_DIR or $TMPDIR: they differ between a login session and cron, so that two sweeps would not share
+# locks; and the former is deleted when the last session ends, even if a sweep still runs.
 FOLDER = f"/tmp/hydra-ddp-{os.getuid() if hasattr(os, 'getuid') else 0}"
 
 
-# Seconds between two touches of the files of held locks, so that no cleaner of old files takes them.
+# Seconds between two touches of held lock files, so that cleaners of old files do not delete them.
 _TOUCH_INTERVAL_S = 3600.0
-# A file name has at most 255 bytes.
+# Leaves room for a digest: a file name has at most 255 bytes.
 _LONGEST_NAME = 150
 
 
 class DeviceLocks:
-    """The locks of one sweep.
+    """The device locks of one sweep.
 
     Args:
-        owner: The sweep, for others who wait for it.
-        inherited: Names of devices that a sweep of which this process is a rank has locked for it.
-        folder: Where the lock files are; made if it is not there.
+        owner: Name of the sweep, shown to sweeps that wait for it.
+        inherited: Names of devices that are already locked for this process by a sweep of which it is a rank.
+        folder: Folder of the lock files; created if missing.
 
     Raises:
-        OptionError: when the folder cannot be used.
+        OptionError: if the folder cannot be used.
     """
 
     def __init__(self, owner: str, inherited: Collection[str] = (), folder: str = FOLDER) -> None:
@@ -372,22 +375,22 @@ class DeviceLocks:
             raise _unusable(self._folder, "it is no directory of yours")
 
     def check(self, name: str) -> None:
-        """See whether a device can be locked at all, by whomever.
+        """Check that a device can be locked in principle, even if another sweep holds it now.
 
         Raises:
-            OptionError: when it cannot.
+            OptionError: if it cannot.
         """
         if self.obtain(name):
             self.release(name)
 
     def obtain(self, name: str) -> bool:
-        """Take a device's lock if nobody else has it; return whether it is ours.
+        """Acquire the lock of a device unless another sweep holds it; return whether this sweep holds it.
 
         Args:
-            name: Of the device, alike in all sweeps.
+            name: Name of the device, the same in all sweeps.
 
         Raises:
-            OptionError: when the lock file cannot be used.
+            OptionError: if the lock file cannot be used.
         """
         if name in self._descriptors or name in self._inherited:
             return True
@@ -398,7 +401,7 @@ class DeviceLocks:
             raise _unusable(self._path(name), error.strerror or str(error)) from error
         if descriptor is None:
             return False
-        # For people; the lock does not depend on it.
+        # Informational only; the lock does not depend on it.
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
             os.write(descriptor, json.dumps({"pid": os.getpid(), "sweep": self._owner}).encode())
@@ -407,7 +410,7 @@ class DeviceLocks:
 
     @staticmethod
     def _locked_file(path: str) -> int | None:
-        import fcntl  # Windows has none; there this module can still be imported.
+        import fcntl  # Missing on Windows, where this module must still be importable.
 
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -421,7 +424,7 @@ class DeviceLocks:
             except OSError:
                 os.close(descriptor)
                 raise
-            # Somebody deleted it between the two steps: others would lock another file of that name.
+            # The file was deleted between open and flock: others would lock a new file of that name.
             os.close(descriptor)
 
     def _path(self, name: str) -> str:
@@ -431,7 +434,7 @@ class DeviceLocks:
         return os.path.join(self._folder, quoted)
 
     def touch(self) -> None:
-        """Now and then show that the locks are in use."""
+        """Update the modification times of the lock files at intervals, to show that they are in use."""
         if time.monotonic() - self._touched_at > _TOUCH_INTERVAL_S:
             self._touched_at = time.monotonic()
             for descriptor in self._descriptors.values():
@@ -439,21 +442,21 @@ class DeviceLocks:
                     os.utime(descriptor)
 
     def holder(self, name: str) -> str:
-        """Say who has a device that could not be had."""
+        """Describe the holder of a device that could not be acquired."""
         try:
             with open(self._path(name), encoding="utf-8") as file:
                 facts = json.load(file)
             return f"process {facts['pid']}, sweep {facts['sweep']}"
         except (OSError, ValueError, KeyError, TypeError):
-            # It has just been taken, and nothing is written yet.
+            # The lock has just been acquired, and nothing is written yet.
             return "another sweep of yours"
 
     def descriptor(self, name: str) -> int | None:
-        """Return the open file that is the lock, to be handed on; None: it is not held."""
+        """Return the descriptor of a lock, to be passed on, or None if the lock is not held."""
         return self._descriptors.get(name)
 
     def release(self, name: str) -> None:
-        """Let go of a lock; it is free when every process that it was handed to has, too."""
+        """Release a lock; it becomes free once every process that received the descriptor has closed it, too."""
         descriptor = self._descriptors.pop(name, None)
         if descriptor is not None:
             os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The rendezvous port of a job: chosen once, and reserved while the job runs."""
+"""The rendezvous port of a job: reserve it while the job runs, and recognize clashes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SPAWNS = re.compile(r"torch[/.]multiprocessing[/.]spawn")
 
 @dataclass
 class ReservedPort:
-    """A port that nobody else is given, held by a socket that is bound to it and does not listen.
+    """A reserved port, held by a socket that is bound to it and does not listen.
 
-    Rank 0's store can still listen on it, because both set SO_REUSEADDR. Neither `bind(0)` of another process nor a
-    client's connection is given a port that is bound.
+    Rank 0's store can still listen on it, because both sockets set SO_REUSEADDR. The system assigns a bound port
+    neither to `bind(0)` of another process nor to a client's connection.
 
     Attributes:
         address: Address at which rank 0 listens.
@@ -32,24 +32,24 @@ class ReservedPort:
     _holder: socket.socket | None
 
     def release(self) -> None:
-        """Give the port back. May be called twice."""
+        """Release the port. May be called twice."""
         if self._holder is not None:
             self._holder.close()
             self._holder = None
 
 
 def reserve_port(address: str | None, number: int | None) -> ReservedPort:
-    """Reserve a free port for one job attempt.
+    """Reserve a free port for one start of a job.
 
     Args:
-        address: Address of the option `master_addr`; None: 127.0.0.1, or ::1 where that cannot be bound.
-        number: Port of the option `master_port`; None: any free one.
+        address: The option `master_addr`; None for 127.0.0.1, or ::1 if that cannot be bound.
+        number: The option `master_port`; None for any free port.
 
     Raises:
-        StartError: when the address or port cannot be bound.
+        StartError: if the address or port cannot be bound.
     """
     if address is not None and number is not None:
-        # Both are the user's: the address may be another name of this machine, or not be bound here at all.
+        # The user chose both: the address may be an alias of this machine, or one that cannot be bound here.
         return ReservedPort(address, number, None)
     return _reserve((address,) if address is not None else ("127.0.0.1", "::1"), number)
 
@@ -58,12 +58,12 @@ def reserve_port_for_nodes(address: str, number: int | None) -> ReservedPort:
     """Reserve a free port of this machine at which other nodes reach rank 0.
 
     Args:
-        address: Name or address of this machine, as the other nodes know it. It need not be one that can be bound
-            here, such as behind a translation of addresses; rank 0 listens on all.
-        number: Port of the option `master_port`; None: any free one.
+        address: Name or address of this machine, as the other nodes know it. It need not be bindable here, for example
+            behind NAT; rank 0 listens on all addresses.
+        number: The option `master_port`; None for any free port.
 
     Raises:
-        StartError: when the port cannot be bound.
+        StartError: if the port cannot be bound.
     """
     if number is not None:
         return ReservedPort(address, number, None)
@@ -93,7 +93,7 @@ def _reserve(hosts: Sequence[str], number: int | None) -> ReservedPort:
             holder.close()
             tried.append(f"{host}, port {number or 'any'}: {error.strerror}")
             if error.errno == errno.EADDRINUSE:
-                # The address is good: another one would only hide that somebody has the port.
+                # The address works: trying another one would only hide that the port is taken.
                 break
             continue
         return ReservedPort(host, holder.getsockname()[1], holder)
@@ -104,14 +104,14 @@ def _reserve(hosts: Sequence[str], number: int | None) -> ReservedPort:
 
 
 def check_other_node(address: str, host: str) -> None:
-    """Check from another node that the name of rank 0's node is known here, and is not this machine's own.
+    """Check, on another node, that the address of rank 0's node resolves, and not to this machine.
 
     Args:
-        address: What the ranks will be given as MASTER_ADDR.
+        address: MASTER_ADDR of the ranks.
         host: Host name of rank 0's node.
 
     Raises:
-        StartError: when ranks of this node could not find rank 0.
+        StartError: if ranks of this node could not find rank 0.
     """
     try:
         found = {str(place[0]) for *_, place in socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)}
@@ -133,19 +133,19 @@ def _is_loopback(address: str) -> bool:
 
 
 def is_port_clash(text: str, port: int) -> bool:
-    """Return whether a rank's last words say that just this port was taken.
+    """Return whether the last output of a rank reports that this port was in use.
 
-    torch's TCPStore says: `The server socket has failed to bind. port: 29500, useIpv6: false, code: -98, name:
-    EADDRINUSE, message: address already in use`.
+    The message of torch's TCPStore: `The server socket has failed to bind. port: 29500, useIpv6: false, code: -98,
+    name: EADDRINUSE, message: address already in use`.
     """
     return says_taken(text) and re.search(rf"\b{port}\b", text) is not None
 
 
 def says_taken(text: str) -> bool:
-    """Return whether words say that some port was taken."""
+    """Return whether a text reports that a port was in use."""
     return _TAKEN.search(text) is not None
 
 
 def is_of_spawned(text: str) -> bool:
-    """Return whether a traceback is that of a process which a rank has started by torch.multiprocessing.spawn."""
+    """Return whether a traceback is from a process that a rank started by torch.multiprocessing.spawn."""
     return _SPAWNS.search(text) is not None

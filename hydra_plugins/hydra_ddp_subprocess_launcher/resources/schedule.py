@@ -1,4 +1,4 @@
-"""Which waiting job starts next, and on which devices: pure rules, free of processes, files and clocks."""
+"""Decide which waiting job starts next, and on which devices: pure rules, without processes, files and clocks."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from ..common.errors import OptionError
 from ..common.text import pluralize
 
-# Times that later jobs may start before a waiting one. From then on the devices that come back are kept for it.
+# How often later jobs may overtake a waiting one. From then on, devices that become free are kept for it.
 MAX_OVERTAKEN = 8
 
 
 @dataclass(frozen=True)
 class JobSize:
-    """How large a job is on each of its nodes.
+    """Size of a job on each of its nodes.
 
     Attributes:
         nproc: Number of ranks.
-        devices_per_rank: Devices that each of them uses.
+        devices_per_rank: Number of devices per rank.
     """
 
     nproc: int
@@ -27,7 +27,7 @@ class JobSize:
 
     @property
     def devices(self) -> int:
-        """Devices that it takes, where there are devices."""
+        """Number of devices that the job takes, if there are any."""
         return self.nproc * self.devices_per_rank
 
     def __str__(self) -> str:
@@ -36,7 +36,7 @@ class JobSize:
 
 
 def asked_options(nproc: int | None, devices_per_rank: int) -> str:
-    """Return the options by which a job asks for a size that is not the default one."""
+    """Return the options by which a job requests a size other than the default."""
     asked = {"nproc_per_node": nproc or "auto", "devices_per_rank": devices_per_rank}
     usual = {"nproc_per_node": "auto", "devices_per_rank": 1}
     return " with ".join(f"hydra.launcher.{name}={value}" for name, value in asked.items() if value != usual[name])
@@ -44,13 +44,13 @@ def asked_options(nproc: int | None, devices_per_rank: int) -> str:
 
 @dataclass(frozen=True)
 class DevicePool:
-    """What jobs share.
+    """Devices that jobs share, and limits on concurrent jobs.
 
     Attributes:
-        devices: Ids of the devices, in the order in which they are given out; empty: jobs need none.
-        jobs_per_device: Most jobs that have one device at a time.
-        max_jobs: Most jobs at a time; None: as many as the devices allow, 1 without devices.
-        in_order: Whether no job overtakes another one.
+        devices: Ids of the devices, in the order in which they are assigned; empty if jobs need none.
+        jobs_per_device: Maximum number of concurrent jobs on a device.
+        max_jobs: Maximum number of concurrent jobs; None for as many as the devices allow, or 1 without devices.
+        in_order: Whether jobs must not overtake each other.
     """
 
     devices: tuple[str, ...] = ()
@@ -62,11 +62,11 @@ class DevicePool:
         """Return the size of a job.
 
         Args:
-            nproc: Ranks that it asks for; None: as many as the devices do for, 1 without devices.
-            devices_per_rank: Devices for each of them.
+            nproc: Number of ranks that it requests; None for as many as the devices allow, or 1 without devices.
+            devices_per_rank: Number of devices per rank.
 
         Raises:
-            OptionError: when the job does not fit, however long it waits.
+            OptionError: if the job can never fit.
         """
         count = len(self.devices)
         size = JobSize(nproc or max(1, count // devices_per_rank), devices_per_rank)
@@ -82,11 +82,11 @@ class DevicePool:
 
     @property
     def limit(self) -> float:
-        """Most jobs at a time, whatever their devices."""
+        """Maximum number of concurrent jobs, regardless of their devices."""
         return self.max_jobs or (math.inf if self.devices else 1)
 
     def most_jobs(self, width: int) -> int:
-        """Return how many jobs that take `width` devices each can run at a time."""
+        """Return how many jobs of `width` devices each can run concurrently."""
         by_devices = len(self.devices) * self.jobs_per_device // width if self.devices else math.inf
         return max(1, int(min(by_devices, self.limit)))
 
@@ -97,8 +97,8 @@ class Placement:
 
     Attributes:
         job: Number of the job.
-        devices: Ids of its devices, in the pool's order; empty: without devices.
-        overtakes: Jobs before it in line that lack devices which jobs of this line have.
+        devices: Ids of its devices, in the pool's order; empty without devices.
+        overtakes: Jobs before it in the queue that wait for devices of this sweep's own jobs.
     """
 
     job: int
@@ -114,14 +114,14 @@ class _Waiting:
 
 @dataclass
 class Schedule:
-    """Jobs in line, and jobs on devices.
+    """The queue of waiting jobs, and the devices of running ones.
 
-    The first job in line that fits starts. One that does not is overtaken by later, smaller ones, `MOST_OVERTAKEN`
-    times at most. With jobs of one size that is the greedy list schedule.
+    The first job in the queue that fits starts. Later, smaller jobs overtake one that does not fit, at most
+    `MAX_OVERTAKEN` times. If all jobs have the same size, this is greedy list scheduling.
 
     Attributes:
-        pool: What jobs share.
-        running: Devices of each running job, by its number.
+        pool: Devices and limits that jobs share.
+        running: Devices of each running job, by job number.
     """
 
     pool: DevicePool
@@ -129,37 +129,38 @@ class Schedule:
     _line: dict[int, _Waiting] = field(default_factory=dict)
 
     def add(self, job: int, width: int | None) -> None:
-        """Put a job at the end of the line.
+        """Append a job to the queue.
 
         Args:
-            width: Devices that it takes, if there are any; None: not known yet, and it cannot start before it is.
+            job: Number of the job.
+            width: Number of devices that it takes, if there are any; None if not known yet, so that it cannot start.
         """
         self._line[job] = _Waiting(width)
 
     def resize(self, job: int, width: int) -> None:
-        """Take note of how many devices a waiting job takes."""
+        """Set the number of devices that a waiting job takes."""
         self._line[job].width = width
 
     def drop(self, job: int) -> None:
-        """Take a waiting job out of the line."""
+        """Remove a waiting job from the queue."""
         del self._line[job]
 
     @property
     def waiting(self) -> list[int]:
-        """Jobs in line, in order."""
+        """Waiting jobs, in order."""
         return list(self._line)
 
     @property
     def devices_in_use(self) -> set[str]:
-        """Devices that a running job has."""
+        """Devices of running jobs."""
         return {device for devices in self.running.values() for device in devices}
 
     def choose(self, obtain: Callable[[str], bool] = lambda _device: True) -> Placement | None:
-        """Return whose turn it is; None when no job can start.
+        """Return the next job to start, or None if no job can start.
 
         Args:
-            obtain: Tries to get hold of a device, which others than these jobs may have, and returns whether it did.
-                What was obtained may then be more than what is used.
+            obtain: Tries to acquire a device, which may be in use outside this schedule, and returns whether it
+                succeeded. More devices may be acquired than are used.
         """
         if len(self.running) >= self.pool.limit:
             return None
@@ -176,7 +177,7 @@ class Schedule:
                 too_many = waiting.width
             if self.pool.in_order:
                 return None
-            # Where others have the devices that it lacks, to keep ours idle would not help it.
+            # If the devices it lacks are in use outside this schedule, keeping ours idle would not help it.
             if waiting.width is None or len(free) < waiting.width or not self.pool.devices:
                 if waiting.overtaken >= MAX_OVERTAKEN:
                     return None
@@ -184,14 +185,14 @@ class Schedule:
         return None
 
     def start(self, turn: Placement) -> None:
-        """Put the job whose turn it is on its devices."""
+        """Move the chosen job from the queue to its devices."""
         for job in turn.overtakes:
             self._line[job].overtaken += 1
         del self._line[turn.job]
         self.running[turn.job] = turn.devices
 
     def _free_devices(self) -> list[str]:
-        """Return the devices that have room for another job, those with the fewest jobs first."""
+        """Return the devices that have room for another job, ordered by their number of jobs."""
         jobs_on = dict.fromkeys(self.pool.devices, 0)
         for devices in self.running.values():
             for device in devices:
@@ -215,10 +216,10 @@ class Schedule:
         return tuple(device for device in self.pool.devices if device in chosen)
 
     def alone_on(self, job: int) -> list[str]:
-        """Return the devices of a running job that no other job has."""
+        """Return the devices of a running job that no other job uses."""
         others = {device for other, devices in self.running.items() if other != job for device in devices}
         return [device for device in self.running[job] if device not in others]
 
     def end(self, job: int) -> None:
-        """Take a running job off its devices."""
+        """Remove a running job and free its devices."""
         del self.running[job]

@@ -1,7 +1,7 @@
-"""The fork server: a spawner that has imported modules, so that ranks forked from it need not.
+"""The fork server: a spawner that imports modules once, so that the ranks forked from it need not.
 
-It is started as the user's program is, by the same interpreter with the same flags. A module that cannot be shared is
-found out when it has been imported, and cannot be taken back: then the fork server starts over without it.
+It is started like the user's program, by the same interpreter with the same flags. A module that cannot be shared is
+only detected after its import, which cannot be undone: the fork server then restarts without it.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from . import import_checks, spawner
 from .import_checks import open_descriptors
 from .keeper import RankForked
 
-# Has the PreloaderSpec, as JSON, in the preloader's own environment alone.
+# Holds the ForkServerSpec as JSON; set only in the environment of the fork server.
 SPEC_VARIABLE = "HYDRA_DDP_PRELOADER"
 
 
 def main(descriptor: int, launcher: int, output: int, errors: int) -> None:
-    """Be the preloader; return in a rank that was forked from it, when its program has ended.
+    """Run the fork server; return only in a forked rank, after its program has ended.
 
     Args:
         descriptor: Socket on which jobs arrive.
         launcher: Pid of the launching process.
-        output: File for what the imports print; stdout and stderr lead to it, too.
-        errors: File for what goes wrong later.
+        output: Descriptor of the file for the output of the imports, to which stdout and stderr are redirected.
+        errors: Descriptor of the file for later errors.
     """
     end = ShortEnd()
     environment = dict(os.environ)
@@ -59,7 +59,7 @@ def main(descriptor: int, launcher: int, output: int, errors: int) -> None:
         os.set_inheritable(one, False)
     processes.become_subreaper()
     processes.name_process("ddp-preloader")
-    # It owns nothing as yet, and may be busy for long.
+    # SIGKILL: it owns no jobs yet, and an import may keep it busy for a long time.
     processes.signal_at_parents_end(launcher, signal.SIGKILL)
     sys.path[:0] = own_path(spec.program, os.getcwd())
     prepare_main(spec.program)
@@ -83,12 +83,12 @@ def main(descriptor: int, launcher: int, output: int, errors: int) -> None:
 
 
 def _serve(descriptor: int, launcher: int, errors: int) -> ForkedRank:
-    """Be a spawner; return in a forked rank alone."""
+    """Run a spawner; return only in a forked rank."""
     main = sys.modules["__main__"]
     gc.collect()
     freeze_all_but([main, vars(main)])
     for stream in (sys.stdout, sys.stderr):
-        # A module may have closed it, or put something else in its place.
+        # A module may have closed or replaced the stream.
         with contextlib.suppress(Exception):
             stream.flush()
     _turn_output(errors)
@@ -98,14 +98,14 @@ def _serve(descriptor: int, launcher: int, errors: int) -> ForkedRank:
             spawner.serve(sock, launcher, fork_rank)
     except RankBegins as begins:
         return begins.rank
-    except BaseException:  # noqa: BLE001  (nothing of the modules' shall run at its end)
+    except BaseException:  # noqa: BLE001  (no exit handler of a module may run)
         sys.excepthook(*sys.exc_info())
         os._exit(1)
     os._exit(0)
 
 
 def _turn_output(errors: int) -> None:
-    """Let stdout lead nowhere and stderr to a file of the launching process, as of every spawner."""
+    """Redirect stdout to /dev/null and stderr to a file of the launching process, as for every spawner."""
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
     os.dup2(errors, 2)
@@ -113,19 +113,19 @@ def _turn_output(errors: int) -> None:
 
 def _tell(descriptor: int, news: Mapping[str, object]) -> None:
     with socket.socket(fileno=os.dup(descriptor)) as sock:
-        # Escapes would make it longer than a note can be.
+        # ASCII escapes could exceed the maximum length of a note.
         spawner.send_note(sock, json.dumps(news, ensure_ascii=False))
 
 
 def _tell_fault(descriptor: int, what: str, fault: str) -> None:
-    # Such as a path of several thousand letters.
+    # A fault may contain a path of several thousand characters.
     _tell(descriptor, {"left_out": what, "why": import_checks.one_line(fault)})
 
 
 def _start_over(
     spec: ForkServerSpec, modules: list[str], environment: dict[str, str], descriptors: tuple[int, int, int, int]
 ) -> NoReturn:
-    """Be a new process with fewer modules; without any, the small spawner."""
+    """Replace this process by a fork server with these modules, or by a plain spawner if there are none."""
     while processes.has_children():
         send_signal(processes.descendants(processes.own_children()), signal.SIGKILL)
         list(processes.reap())
@@ -146,16 +146,16 @@ def _start_over(
 
 
 _CHUNK = 1 << 16
-# As many bytes as multiprocessing takes for its key.
+# The size of multiprocessing's authkey, in bytes.
 _KEY_BYTES = 32
 
 
 @dataclass(frozen=True)
 class ForkedRank:
-    """What a fork is to become.
+    """A rank that a fork is about to become.
 
     Attributes:
-        spec: The rank; `program_at` is set.
+        spec: Spec of the rank, with `program_at` set.
         log: Descriptor of its log.
         keeper: Pid of its keeper.
     """
@@ -171,10 +171,10 @@ class ForkedRank:
 
 
 class RankBegins(RankForked):
-    """Raised in a rank that is to become a program.
+    """Raised in a forked rank to unwind the stack before it runs its program.
 
     Attributes:
-        rank: What the fork is to become.
+        rank: The rank that the fork becomes.
     """
 
     def __init__(self, rank: ForkedRank) -> None:
@@ -183,21 +183,21 @@ class RankBegins(RankForked):
 
 
 def fork_rank(spec: RankSpec) -> int:
-    """Start one rank as a fork of this process, and return its pid: as `processes.start_rank`, but for the exec.
+    """Start one rank as a fork of this process and return its pid, like `processes.start_rank` without the exec.
 
     Args:
-        spec: The rank; `program_at` is set, and it has no terminal.
+        spec: Spec of the rank, with `program_at` set and no terminal.
 
     Raises:
-        OSError: when the log cannot be opened, no process can be made, or `cwd` cannot be used.
-        RankBegins: in the rank.
+        OSError: if the log cannot be opened, the fork fails, or `cwd` cannot be used.
+        RankBegins: in the forked rank.
     """
     assert spec.program_at is not None and not spec.terminal
-    # It says what is wrong with it, and in the keeper it does no harm.
+    # Before the fork, so that a bad `cwd` raises here. Changing the keeper's directory does no harm.
     os.chdir(spec.cwd)
     log = os.open(spec.log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     rank = ForkedRank(spec, log, os.getpid())
-    # One that is sent to the rank must not find the handlers of the keeper.
+    # A signal sent to the rank must not run the handlers of the keeper.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = -1
     try:
@@ -213,14 +213,14 @@ def fork_rank(spec: RankSpec) -> int:
 
 @dataclass(frozen=True)
 class FreshState:
-    """What a process is like after its imports, before it serves as a preloader.
+    """State of the fork server after its imports and before it serves, to be restored in each rank.
 
     Attributes:
-        descriptors: Those that are open.
-        handlers: Of each signal; None: one that was not set from Python.
-        actions: Of each signal, as C keeps them.
-        mask: Signals that are blocked.
-        variables: What the imports have set in the environment; None: removed.
+        descriptors: Open descriptors.
+        handlers: Python handler of each signal; None if it was not set from Python.
+        actions: C `struct sigaction` of each signal.
+        mask: Blocked signals.
+        variables: Environment variables that the imports changed; None if removed.
     """
 
     descriptors: frozenset[int]
@@ -231,11 +231,11 @@ class FreshState:
 
     @classmethod
     def look(cls, earlier: Mapping[str, str], but: set[int]) -> FreshState:
-        """Return what this process is like.
+        """Return the state of this process.
 
         Args:
             earlier: Environment before the imports.
-            but: Descriptors that are for the preloader alone.
+            but: Descriptors to leave out, which only the fork server uses.
         """
         now = dict(os.environ)
         changed = {name: now.get(name) for name in {*earlier, *now} if now.get(name) != earlier.get(name)}
@@ -245,12 +245,12 @@ class FreshState:
 
 
 def become_rank(rank: ForkedRank, state: FreshState, imports_said: int) -> None:
-    """Make this process, a fork, what a new one would be.
+    """Reset inherited state, so that the fork looks like a fresh interpreter.
 
     Args:
-        rank: What it is to become.
-        state: What the preloader was like before it served.
-        imports_said: Descriptor of the file with what the imports have printed.
+        rank: The rank that this process becomes.
+        state: State of the fork server before it served.
+        imports_said: Descriptor of the file with the output of the imports.
     """
     processes.signal_at_parents_end(rank.keeper, signal.SIGKILL)
     os.setsid()
@@ -272,7 +272,7 @@ def become_rank(rank: ForkedRank, state: FreshState, imports_said: int) -> None:
 
 
 def _redirect_to_log(log: int, imports_said: int) -> None:
-    """Let stdout and stderr lead to the log, which begins with what the imports have printed."""
+    """Redirect stdout and stderr to the log, and copy the output of the imports to its beginning."""
     place = 0
     while chunk := os.pread(imports_said, _CHUNK, place):
         place += os.write(log, chunk)
@@ -287,7 +287,7 @@ def _close_all_but(kept: set[int]) -> None:
 
 
 def _set_environment(environment: Mapping[str, str]) -> None:
-    # By name, so that C's `getenv` finds the same.
+    # Variable by variable, so that C's `getenv` agrees.
     for name in list(os.environ):
         if name not in environment:
             del os.environ[name]
@@ -295,31 +295,31 @@ def _set_environment(environment: Mapping[str, str]) -> None:
 
 
 def _forget_missing_folders() -> None:
-    """Look again for folders of `sys.path` that were not there at the imports."""
+    """Drop cached misses, so that folders of `sys.path` created since the imports are found."""
     for path, finder in list(sys.path_importer_cache.items()):
         if finder is None:
             del sys.path_importer_cache[path]
 
 
 def _begin_anew() -> None:
-    """Let modules know that this is another process, which has just begun."""
+    """Update what modules cache about the process: its thread id and its start time."""
     thread, logging = threading.main_thread(), sys.modules.get("logging")
     if hasattr(thread, "_set_native_id"):
-        # Before 3.13 only a thread that starts has it set.
+        # Before Python 3.13, only a starting thread sets it.
         thread._set_native_id()
     began = getattr(logging, "_startTime", None)
     if began is not None:
-        # For `%(relativeCreated)d`: seconds, and since 3.13 nanoseconds.
+        # For `%(relativeCreated)d`: in seconds; in nanoseconds since Python 3.13.
         vars(logging)["_startTime"] = time.time_ns() if isinstance(began, int) else time.time()
 
 
 def _draw_new_randomness() -> None:
-    """Let this process have random states of its own; Python's `random` sees to itself."""
+    """Reseed torch and numpy and renew multiprocessing's authkey; Python's `random` reseeds itself after a fork."""
     torch, numpy, multiprocessing = (
         sys.modules.get(name) for name in ("torch", "numpy.random", "multiprocessing.process")
     )
     if torch is not None:
-        # Not `torch.seed()`: it would leave the same seed for every CUDA device.
+        # Not `torch.seed()`, which would leave the same seed for every CUDA device.
         torch.default_generator.seed()
     if numpy is not None:
         numpy.seed()
@@ -338,13 +338,13 @@ def _reset_signals(state: FreshState, options: RankOptions) -> None:
 
 
 def own_path(program: Sequence[str], cwd: str) -> list[str]:
-    """Return what the interpreter puts before `sys.path` for a program.
+    """Return the entries that the interpreter prepends to `sys.path` for a program.
 
     Args:
         program: `-m` and a module, or a script, folder or archive; arguments may follow.
         cwd: Working directory at the start.
     """
-    # A folder or archive is where its modules are: that also holds where the script's own folder is kept off.
+    # A folder or archive contains the modules itself, so it is prepended even under `-I` and `-P`.
     if program[0] != "-m" and _is_container(program[0]):
         return [program[0]]
     if sys.flags.isolated or getattr(sys.flags, "safe_path", False):
@@ -353,7 +353,7 @@ def own_path(program: Sequence[str], cwd: str) -> list[str]:
 
 
 def prepare_main(program: Sequence[str]) -> None:
-    """Make `__main__`, a new one, and `sys.argv` what they are before a program's first line."""
+    """Create a new `__main__` and set `sys.argv`, as they are before the first line of a program."""
     main = sys.modules["__main__"] = ModuleType("__main__")
     space = vars(main)
     space.update(__loader__=importlib.machinery.BuiltinImporter, __annotations__={}, __builtins__=builtins)
@@ -369,13 +369,14 @@ def _set_arguments(program: Sequence[str]) -> None:
 
 
 def run_main(program: Sequence[str], note: Callable[[BaseException | None], None]) -> None:
-    """Run a program to its end in the `__main__` that was prepared, which modules may have got hold of.
+    """Run a program in the `__main__` of `prepare_main`, to which modules may hold references.
 
-    What it raises is left to the interpreter, which knows all about exit codes, SystemExit and Ctrl-C.
+    Exceptions propagate to the interpreter, which handles exit codes, SystemExit and Ctrl-C.
 
     Args:
         program: `-m` and a module, or a script, folder or archive, with its arguments.
-        note: Is called with what has ended it, None: it has come to its end. Once more if its `sys.excepthook` exits.
+        note: Called with the exception that ended the program, or None if it reached its end. Called again if the
+            program's `sys.excepthook` exits.
 
     Raises:
         BaseException: whatever the program raises.
@@ -401,11 +402,11 @@ def run_main(program: Sequence[str], note: Callable[[BaseException | None], None
 
 
 class _Hook:
-    """Show an exception that ends the program as if the program had been called by nobody.
+    """Show an exception that ends the program without the stack frames of this package.
 
     Args:
-        hook: What the program has for it, or the interpreter's own.
-        note: Is called with a SystemExit by which that ends the program instead.
+        hook: The `sys.excepthook` of the program, or the default one.
+        note: Called with the SystemExit if the hook exits.
     """
 
     def __init__(self, hook: Any, note: Callable[[BaseException | None], None]) -> None:
@@ -413,7 +414,7 @@ class _Hook:
         self._note = note
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Be `sys.excepthook`."""
+        """Handle an uncaught exception, as `sys.excepthook`."""
         sys.excepthook = self._hook
         error.__traceback__ = _without_ours(error, trace)
         try:
@@ -424,7 +425,7 @@ class _Hook:
 
 
 def _without_ours(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from the first call that is the program's."""
+    """Return the traceback from the program's first frame on."""
     ours = __name__.rsplit(".", 2)[0]
     shown = trace
     while shown is not None:
@@ -433,7 +434,7 @@ def _without_ours(error: BaseException, trace: TracebackType | None) -> Tracebac
         if code.co_filename != "<string>" and not name.startswith(f"{ours}."):
             return shown
         shown = shown.tb_next
-    # A script that is no Python has not run at all.
+    # A script with a syntax error never ran.
     return None if isinstance(error, SyntaxError) else trace
 
 
@@ -448,7 +449,7 @@ def _code(path: str) -> CodeType:
             file.seek(0)
             source = file.read()
     except OSError as error:
-        # The interpreter's words, and its exit code.
+        # The same message and exit code as the interpreter's.
         sys.stderr.write(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
         raise SystemExit(2) from None
     if code is None:
@@ -457,9 +458,9 @@ def _code(path: str) -> CodeType:
     return code
 
 
-# Of libgomp, Intel's and LLVM's OpenMP; a process may have several, each with a number of threads of its own.
+# GNU, Intel and LLVM OpenMP; a process may load several, each with its own thread count.
 _OPENMP = ("libgomp", "libiomp5", "libomp")
-# Names under which builds of OpenBLAS have it, numpy's first.
+# Names of the function in different builds of OpenBLAS, numpy's first.
 _OPENBLAS_SETTERS = (
     "scipy_openblas_set_num_threads64_",
     "scipy_openblas_set_num_threads",
@@ -469,30 +470,30 @@ _OPENBLAS_SETTERS = (
 # From Linux's <linux/prctl.h>.
 _PR_SET_MM = 35
 _PR_SET_MM_MAP = 14
-# `struct prctl_mm_map`: start and end of code, of data, of the heap, start of the stack, start and end of arguments
-# and of environment, auxiliary vector and its size, descriptor of the executable.
+# `struct prctl_mm_map`: start and end of code, data and heap; start of the stack; start and end of the arguments and of
+# the environment; the auxiliary vector and its size; descriptor of the executable.
 _MM_MAP = struct.Struct("=11QQIi")
 _NO_DESCRIPTOR = -1
-# Places in /proc/self/stat, counted behind name and state: code, stack, data, heap.
+# Indices into the fields of /proc/self/stat after name and state: code, stack, data, heap.
 _STAT_CODE, _STAT_STACK, _STAT_DATA, _STAT_HEAP = slice(22, 24), 24, slice(41, 43), 43
 _READ_WRITE, _PRIVATE_ANONYMOUS = 3, 0x22
-# Room for C's `struct sigaction`.
+# Bytes that are enough for C's `struct sigaction`.
 _SIGACTION_SIZE = 512
 
 
 def set_thread_counts(environment: Mapping[str, str]) -> None:
-    """Let OpenMP, OpenBLAS and torch use as many threads as if they had been loaded with this environment.
+    """Set the thread counts of OpenMP, OpenBLAS and torch to what they would be if loaded with this environment.
 
-    They were loaded with one thread each, as no thread outlives a fork.
+    The fork server loads them with one thread each, because threads do not survive a fork.
     """
     wanted = environment.get("OMP_NUM_THREADS", "")
     if not wanted.isdecimal() or int(wanted) < 1:
-        return  # Such as `4,2`, for nested teams: one is then always right.
+        return  # For example `4,2` for nested teams: keep one thread, which is always correct.
     libraries = [(os.path.basename(path), path) for path in _loaded_libraries()]
     for name, path in libraries:
         if name.startswith(_OPENMP):
             library = _loaded(path)
-            # Another number is the choice of a module that was imported. A plugin of such a library has no say in it.
+            # Any other count was set by an imported module. Plugins of these libraries lack the function.
             if hasattr(library, "omp_set_num_threads") and library.omp_get_max_threads() == 1:
                 library.omp_set_num_threads(int(wanted))
         elif "openblas" in name:
@@ -500,7 +501,7 @@ def set_thread_counts(environment: Mapping[str, str]) -> None:
             _set_openblas(_loaded(path), chosen)
     torch = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() in (1, int(wanted)):
-        # As torch does it itself when it is first used: MKL uses no more threads than there are cores.
+        # As torch does on first use: MKL uses at most as many threads as there are cores.
         core = next((path for name, path in libraries if name.startswith("libtorch_cpu")), None)
         most = getattr(_loaded(core), "mkl_get_max_threads", None) if core is not None else None
         torch.set_num_threads(int(wanted) if most is None else most())
@@ -514,7 +515,7 @@ def _set_openblas(library: ctypes.CDLL, wanted: str) -> None:
 
 
 def signal_actions() -> dict[int, bytes]:
-    """Return what the kernel does at each signal, as C keeps it: `signal.getsignal` knows of no handler in C."""
+    """Return the C `struct sigaction` of each signal: `signal.getsignal` does not see handlers set in C."""
     found = {}
     with contextlib.suppress(AttributeError):
         libc = ctypes.CDLL(None)
@@ -526,7 +527,7 @@ def signal_actions() -> dict[int, bytes]:
 
 
 def restore_signal_actions(earlier: Mapping[int, bytes]) -> None:
-    """Let the kernel do what `signal_actions` has returned."""
+    """Restore the signal actions that `signal_actions` returned."""
     now = signal_actions()
     for number, action in earlier.items():
         if now[number] != action:
@@ -534,10 +535,10 @@ def restore_signal_actions(earlier: Mapping[int, bytes]) -> None:
 
 
 def freeze_all_but(kept: Sequence[object]) -> None:
-    """Let the collector leave alone what there is now, so that it need not be copied for having been looked at.
+    """Exclude all current objects from garbage collection, so that forks do not copy pages only to scan them.
 
     Args:
-        kept: These are a program's, whose last objects it finds only if it looks at them.
+        kept: Objects to keep collectable: they belong to the program, whose last objects are only found through them.
     """
     tracked = [one for one in kept if gc.is_tracked(one)]
     for one in tracked:
@@ -548,14 +549,14 @@ def freeze_all_but(kept: Sequence[object]) -> None:
 
 
 class _LoadedObject(ctypes.Structure):
-    # How `struct dl_phdr_info` begins.
+    # The first fields of `struct dl_phdr_info`.
     _fields_ = (("address", ctypes.c_void_p), ("name", ctypes.c_char_p))
 
 
 def _loaded_libraries() -> list[str]:
-    """Return the libraries of this process, by the names under which the linker finds them without a look at the disk.
+    """Return the loaded libraries by the names under which the linker finds them without reading the disk.
 
-    Another version may have been installed since then.
+    A different version may have been installed on disk since they were loaded.
     """
     found = []
 
@@ -574,9 +575,9 @@ def _loaded(name: str) -> ctypes.CDLL:
 
 
 def show_command(argv: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Let `ps`, and whoever looks for a process by its environment, see these in place of those of the preloader.
+    """Make `ps` and /proc/<pid>/environ show this command and environment instead of the fork server's.
 
-    Where the kernel was built without it, they go on to see the preloader's.
+    Without effect if the kernel was built without support for it.
     """
     command = b"".join(os.fsencode(part) + b"\0" for part in argv)
     variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
@@ -600,20 +601,20 @@ def show_command(argv: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 class ShortEnd:
-    """Ends the process when the program, its threads and its `atexit` functions are done.
+    """Exit the process quickly once the program, its threads and its `atexit` functions have finished.
 
-    Make it before anything else registers with `atexit`, as it has to be the last one. Where it would not be, the
-    program ends by Ctrl-C or a daemon thread still runs, the interpreter goes the long way.
+    Create it before anything else registers with `atexit`, because it must run last. If it would not run last, if the
+    program ends by Ctrl-C, or if a daemon thread still runs, the interpreter finalizes as usual.
 
     Attributes:
-        shared: Names of the modules that are left alone.
-        code: Exit code of the process; None: not known.
+        shared: Names of the modules that are not cleared.
+        code: Exit code of the process; None if unknown.
     """
 
     def __init__(self) -> None:
         self.shared: Collection[str] = ()
         self.code: int | None = None
-        # Such as coverage, which starts with the interpreter.
+        # For example coverage, which starts with the interpreter.
         others: int = vars(atexit)["_ncallbacks"]()
         if others == 0:
             atexit.register(self._end)
@@ -621,7 +622,7 @@ class ShortEnd:
             atexit.register(gc.unfreeze)
 
     def note(self, error: BaseException | None) -> None:
-        """Take note of what ended the program; None: it has come to its end."""
+        """Record the exception that ended the program, or None if it reached its end."""
         if error is None:
             self.code = 0
         elif isinstance(error, SystemExit):
@@ -633,18 +634,18 @@ class ShortEnd:
     def _end(self) -> None:
         try:
             _flush()
-        except Exception:  # noqa: BLE001  (a stream may be anything; the interpreter has an exit code for this)
+        except Exception:  # noqa: BLE001  (a stream may be any object; the interpreter has an exit code for this)
             self.code = None
-        # A thread that goes on would find its modules empty. The interpreter lets it have no turn any more.
+        # A thread that still runs would find its modules cleared; the interpreter never schedules it again.
         if self.code is None or len(sys._current_frames()) > 1:
             gc.unfreeze()
             return
-        # All of them have been called; they know the program's names.
+        # All callbacks have run; they hold references to the program's objects.
         vars(atexit)["_clear"]()
         _empty(self.shared)
         with contextlib.suppress(Exception):
             _flush()
-        # What C code has printed.
+        # Flush the output of C code.
         ctypes.CDLL(None).fflush(None)
         os._exit(self.code)
 
@@ -656,8 +657,8 @@ def _flush() -> None:
 
 
 def _empty(shared: Collection[str]) -> None:
-    """Let go of what the program's own modules hold, so that its files are written and its objects deleted."""
-    # A traceback that was printed knows all names, too.
+    """Clear the program's own modules, so that its files are written and its objects deleted."""
+    # The last traceback holds references, too.
     for name in ("last_exc", "last_type", "last_value", "last_traceback"):
         vars(sys).pop(name, None)
     _write_files()
@@ -666,9 +667,9 @@ def _empty(shared: Collection[str]) -> None:
         if name == "__main__" or name not in shared:
             with contextlib.suppress(TypeError):
                 modules.append(weakref.ref(sys.modules.pop(name)))
-    # As the interpreter does it: first what is in reach of nobody else, all at once and with its globals in place,
+    # As in the interpreter: first collect, at once and with their globals intact, the modules nothing else refers to,
     gc.collect()
-    # then what is, a name at a time.
+    # then clear the others name by name.
     for reference in modules:
         module = reference()
         if module is not None:
@@ -678,7 +679,7 @@ def _empty(shared: Collection[str]) -> None:
 
 
 def _write_files() -> None:
-    """Write what is buffered for files: the collector may close one before its buffer is written."""
+    """Flush all open files: the garbage collector may close one before its buffer is written."""
     for found in gc.get_objects():
         if issubclass(type(found), io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom):
             with contextlib.suppress(Exception):

@@ -1,8 +1,8 @@
-"""What the keepers of a job that runs on several nodes tell each other, by files that all nodes see.
+"""Status and heartbeats that the keepers of a multi-node job exchange through files on a shared file system.
 
-Each node has a file of its own, to which it adds lines and which it touches regularly. Files that only grow are read
-anew from the server at each opening (NFS: close-to-open consistency), while new names and replaced files may stay
-unseen for the half minute for which directories are cached.
+Each node appends lines to its own file and touches it regularly. NFS rereads a file that only grows at each open
+(close-to-open consistency), while new names and replaced files may stay invisible for the half minute for which
+directories are cached.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import Any
 
 from ..common.protocol import GroupReport, RankExit, RendezvousDir, StopReason
 
-# Seconds between two signs of life, and without one until a node counts as lost: an NFS server that restarts keeps all
-# nodes waiting for a minute and more, and dead ranks are mostly noticed by their peers long before.
+# Seconds between two heartbeats, and without one until a node counts as lost. The timeout is long, because a restart of
+# the NFS server blocks all nodes for a minute and more, and because ranks usually notice a dead peer much earlier.
 HEARTBEAT_INTERVAL_S = 5.0
 HEARTBEAT_TIMEOUT_S = 120.0
 
 
 @dataclass
 class _Node:
-    """What is known about one other node.
+    """State of one other node.
 
     Attributes:
         number: Its number.
-        said: Its lines by their first word.
-        read: Bytes of its file that were read.
-        touched: When the file was last changed, as the server has it, nanoseconds.
-        heard_at: When that was last seen to change, monotonic seconds.
+        said: Content of its lines, by event: `here`, `failing`, `ended`.
+        read: Bytes of its file read so far.
+        touched: Modification time of the file on the server, in nanoseconds.
+        heard_at: When `touched` was last seen to change, in monotonic seconds.
     """
 
     number: int
@@ -49,14 +49,14 @@ class _Node:
 
 
 class Peers:
-    """This node's view of the others.
+    """This node's view of the other nodes.
 
     Args:
         host: Name of this node.
         now: Monotonic seconds.
 
     Raises:
-        OSError: when the folder cannot be written, or another process takes itself for this node.
+        OSError: if the folder cannot be written, or another process claims to be this node.
     """
 
     def __init__(self, rendezvous_dir: RendezvousDir, host: str, now: float) -> None:
@@ -68,32 +68,32 @@ class Peers:
         self._looked_at = now
         self._own = NodeFile(rendezvous_dir, host)
 
-    # What this node tells
+    # Reports of this node
 
     def tell_failure(self, report: GroupReport) -> None:
-        """Tell once that the group of this node is being ended, and why."""
+        """Report, once, that the group of this node is being ended, and why."""
         if self._failed_here:
             return
         self._failed_here = True
         self._own.tell_failure(report)
 
     def tell_end(self, report: GroupReport) -> None:
-        """Tell that no process of this node's group is left."""
+        """Report that no process of this node's group is left."""
         self._own.tell_end(report)
 
-    # What the others tell
+    # Reports of the other nodes
 
     def look(self, now: float) -> None:
-        """Read what is new, and give a sign of life if it is time."""
+        """Read new reports, and send a heartbeat if it is due."""
         if now - self._looked_at > 2 * HEARTBEAT_INTERVAL_S:
-            # This process could not run, or the file system not answer: then the others' silence means nothing.
+            # This process was suspended or the file system did not respond, so missing heartbeats mean nothing.
             for node in self._others:
                 node.heard_at = now
         self._looked_at = now
         if now >= self._beat_at:
             self._beat_at = now + HEARTBEAT_INTERVAL_S
             self._own.touch()
-        # Also of one whose group has ended: while it waits for the others, it may have to give up.
+        # Also read nodes whose group has ended: they may still report a failure while they wait for the others.
         for node in self._others:
             with contextlib.suppress(OSError):
                 self._read(node, now)
@@ -108,53 +108,53 @@ class Peers:
         whole = lines.rfind(b"\n") + 1
         node.read += whole
         for line in lines[:whole].splitlines():
-            # One that lacks its end is of a keeper that was killed.
+            # A killed keeper may leave an incomplete line.
             with contextlib.suppress(ValueError):
-                # What is told in the place of a killed keeper does not change what that one has told itself.
+                # A report on behalf of a killed keeper does not override the keeper's own.
                 node.said = json.loads(line) | node.said
 
     def refresh(self) -> None:
-        """Have the folder's names read from the server at the next look."""
+        """Make the next look read the folder's names from the server."""
         refresh_names(self._rendezvous_dir.folder)
 
     @property
     def missing(self) -> list[str]:
-        """Nodes that have not come yet."""
+        """Nodes that have not joined yet."""
         return [node.name for node in self._others if "here" not in node.said]
 
     def host_of(self, node: int) -> str:
-        """Return the host name of another node; empty: it has not come yet."""
+        """Return the host name of another node, or an empty string if it has not joined yet."""
         said = next(other.said for other in self._others if other.number == node)
         return str(said.get("here", {}).get("host", ""))
 
     @property
     def failed(self) -> str:
-        """A node whose group is being ended; empty: there is none."""
+        """A node whose group is being ended; empty if there is none."""
         return next((node.name for node in self._others if "failing" in node.said), "")
 
     @property
     def why_failed(self) -> str:
-        """What that one told about it; may be empty."""
+        """Detail that the `failed` node reported; may be empty."""
         return next((str(node.said["failing"]["detail"]) for node in self._others if "failing" in node.said), "")
 
     @property
     def ended_well(self) -> bool:
-        """Whether the ranks of another node have all ended by themselves, and none of its failed."""
+        """Whether all ranks of another node have exited by themselves without a failure."""
         return any("ended" in node.said and "failing" not in node.said for node in self._others)
 
     @property
     def unfinished(self) -> list[str]:
-        """Nodes that came and still have processes of the job, as far as is known."""
-        # Where one has not come, no node has started a rank.
+        """Nodes that joined and, as far as is known, still run processes of the job."""
+        # As long as a node is missing, no node has started a rank.
         return [node.name for node in self._others if "here" in node.said and "ended" not in node.said]
 
     def lost(self, now: float) -> list[str]:
-        """Return the nodes that came, have not ended, and have given no sign of life for too long."""
+        """Return the nodes that joined, have not ended, and have exceeded the heartbeat timeout."""
         waiting = [node for node in self._others if "here" in node.said and "ended" not in node.said]
         return [node.name for node in waiting if now - node.heard_at > HEARTBEAT_TIMEOUT_S]
 
     def merge(self, own: GroupReport) -> GroupReport:
-        """Return one report about the groups of all nodes, as far as they have told theirs."""
+        """Return one report that combines the reports received from all nodes."""
         reports = {self._rendezvous_dir.node: own}
         hosts = {self._rendezvous_dir.node: self._host}
         failing = {self._rendezvous_dir.node: own} if self._failed_here else {}
@@ -186,7 +186,7 @@ class Peers:
         if len(reports) < len(hosts):
             silent = ", ".join(node.name for node in self._others if "ended" not in node.said)
             return replace(whole, reason=StopReason.NODE_LOST, detail=silent)
-        # One of which every rank had finished may have been ended for what lingered.
+        # A group whose ranks have all finished may still have been stopped because of lingering processes.
         return replace(whole, reason=next((report.reason for report in reports.values() if report.reason), None))
 
     def _first_failure(self, failing: dict[int, GroupReport]) -> int | None:
@@ -197,31 +197,31 @@ class Peers:
         return min(own_causes or failing, default=None)
 
     def close(self) -> None:
-        """Give no more signs of life."""
+        """Stop sending heartbeats."""
         self._own.close()
 
 
 def refresh_names(folder: str) -> None:
-    """Have the names in a folder read from the server, where they may be cached for half a minute (NFS)."""
+    """Invalidate the cached names of a folder, which NFS may keep for half a minute."""
     with contextlib.suppress(OSError):
-        # A change of the folder, if only in name, brings the news of all others.
+        # Any change of the folder, even one without effect, makes the client reread it.
         os.chmod(folder, stat.S_IMODE(os.stat(folder).st_mode))
 
 
-# Its content is the number of the node whose group failed first. Made exclusively, as nodes have different clocks.
+# Contains the number of the node whose group failed first. Created exclusively, because node clocks differ.
 _FIRST_FAILURE = "first_failure"
 _GROWING = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 
 
 class NodeFile:
-    """This node's file, which it alone writes. A node that could not say how its group fares gives no sign of life.
+    """This node's file, which only this node writes. A node that failed to write a report sends no more heartbeats.
 
     Args:
-        meeting: Where the others read it.
+        rendezvous_dir: Directory in which the other nodes read the file.
         host: Name of this node.
 
     Raises:
-        OSError: when the folder cannot be written, or another process takes itself for this node.
+        OSError: if the folder cannot be written, or another process claims to be this node.
     """
 
     def __init__(self, rendezvous_dir: RendezvousDir, host: str) -> None:
@@ -233,13 +233,13 @@ class NodeFile:
         _add_line(self._file, self._path, "here", host=host)
 
     def tell_failure(self, report: GroupReport) -> None:
-        """Tell that the group of this node is being ended, and why."""
+        """Report that the group of this node is being ended, and why."""
         with self._muted_by_errors():
             _claim_first_failure(self._rendezvous_dir)
             _add_line(self._file, self._path, "failing", **_as_json(report))
 
     def tell_end(self, report: GroupReport) -> None:
-        """Tell that no process of this node's group is left."""
+        """Report that no process of this node's group is left."""
         with self._muted_by_errors():
             _add_line(self._file, self._path, "ended", **_as_json(report))
 
@@ -248,37 +248,37 @@ class NodeFile:
         try:
             yield
         except OSError:
-            # The others take it for lost, and do not wait for words that will not come.
+            # The other nodes then consider this one lost, and do not wait for a report that never comes.
             self._mute = True
 
     def touch(self) -> None:
-        """Give a sign of life."""
+        """Send a heartbeat."""
         if not self._mute:
             with contextlib.suppress(OSError):
                 os.utime(self._file)
 
     def close(self) -> None:
-        """Give no more signs of life."""
+        """Stop sending heartbeats."""
         os.close(self._file)
 
 
 def report_for_keeper(rendezvous_dir: RendezvousDir, host: str, report: GroupReport) -> None:
-    """Tell in the place of a keeper that cannot, such as one that was killed, that its group has failed and ended.
+    """Report, on behalf of a keeper that cannot (such as a killed one), that its group has failed and ended.
 
     Args:
-        meeting: Where the others are told.
+        rendezvous_dir: Directory in which the other nodes read the report.
         host: Name of this node.
         report: Why the group has ended.
 
     Raises:
-        OSError: when the folder cannot be written.
+        OSError: if the folder cannot be written.
     """
     os.makedirs(rendezvous_dir.folder, exist_ok=True)
     path = path_of(rendezvous_dir.folder, rendezvous_dir.node)
     file = os.open(path, _GROWING, 0o600)
     try:
         _claim_first_failure(rendezvous_dir)
-        # What it was about to write may lack its end.
+        # Terminate a line that the keeper may have left incomplete.
         os.write(file, b"\n")
         _add_line(file, path, "here", host=host)
         _add_line(file, path, "failing", **_as_json(report))
@@ -312,7 +312,7 @@ def _claim_first_failure(rendezvous_dir: RendezvousDir) -> None:
 
 
 def read_first_failure(folder: str) -> int | None:
-    """Return the node whose group failed first; None: none has said so."""
+    """Return the node whose group failed first, or None if no node has reported a failure."""
     try:
         with open(os.path.join(folder, _FIRST_FAILURE), encoding="ascii") as file:
             return int(file.read())
@@ -326,7 +326,7 @@ def _as_json(report: GroupReport) -> dict[str, Any]:
 
 
 def report_of(facts: dict[str, Any]) -> GroupReport:
-    """Return the report that was told with `failing` or `ended`."""
+    """Return the report of a `failing` or `ended` line."""
     exits: Sequence[Sequence[Any]] = facts["exits"]
     reason = StopReason[facts["reason"]] if facts["reason"] is not None else None
     return GroupReport(**{**facts, "exits": tuple(RankExit(*one) for one in exits), "reason": reason, "hosts": ()})

@@ -1,6 +1,6 @@
-"""Imports on behalf of many processes: what must not be copied into a rank is found out, and said.
+"""Import modules that ranks will share, and detect state that must not be copied into a rank.
 
-The preloader imports this module, so it imports the standard library only.
+The fork server imports this module, so it imports the standard library only.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any
 from ..common import processes
 from ..common.text import pluralize
 
-# What a rank imports of Hydra and of this package anyway. Not `job.rank`, which may be run by `python -m`, and not
-# what Hydra's plugin scan executes, as that would be executed twice.
+# Modules of Hydra and of this package that every rank imports anyway. Not `job.rank`, which may be run by `python -m`,
+# and not what Hydra's plugin scan executes, because it would be executed twice.
 _PACKAGE = __name__.rsplit(".", 2)[0]
 _WITH_HYDRA = (
     "hydra._internal.hydra",
@@ -46,25 +46,24 @@ _WITH_HYDRA = (
 )
 _IMPORTING = "importing it"
 _OPENS_CUDA = "nvidia-uvm"
-# Who goes through all variables looks for others, as tqdm does, which torch imports.
+# Code that iterates over all variables looks for others; tqdm, which torch imports, does so.
 _LISTING = (ItemsView.__iter__.__code__, ValuesView.__iter__.__code__)
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-# Letters that are told of an error's message, of the names of threads, and of all that speaks against a module: a note
-# takes no more.
+# Maximum characters of an error's message, of a list of thread names, and of a whole fault, so that a note can hold it.
 _LONGEST_MESSAGE = 500
 _LONGEST_NAMES = 100
 _LONGEST_FAULT = 800
-# Seconds for threads that have been joined to be gone for the system as well.
+# Seconds until the system no longer lists threads that have been joined.
 _JOINED_GONE_S = 0.5
 
 
 def import_module(name: str, varying: Collection[str], program: Sequence[str]) -> str | None:
-    """Import a module that shall be shared; return what speaks against that, None: nothing.
+    """Import a module to share; return why it must not be shared, or None.
 
-    After a fault this process is not to be used any further.
+    After a fault, this process must not be used any further.
 
     Args:
-        varying: Names of the variables that each rank has with a value of its own.
+        varying: Names of the environment variables whose value differs between ranks.
     """
     readers: list[tuple[str, str]] = []
     cwd, before, put_back = os.getcwd(), open_descriptors(), _putting_back()
@@ -82,13 +81,13 @@ def import_module(name: str, varying: Collection[str], program: Sequence[str]) -
     if fault is not None:
         put_back()
         for folder in folders:
-            # Who made it is not there any more at the end, to remove it.
+            # Remove it here: the exit handler that would do so is lost when the fork server restarts.
             shutil.rmtree(folder, ignore_errors=True)
     return fault
 
 
 def _putting_back() -> Callable[[], None]:
-    """Return what puts back, of what a program inherits, all that a module may change."""
+    """Return a function that restores the inherited process state that a module may change."""
     cwd, umask = os.getcwd(), os.umask(0o77)
     os.umask(umask)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -117,7 +116,7 @@ def _reader_fault(readers: Sequence[tuple[str, str]]) -> str | None:
 
 
 def _changed_fault(cwd: str, folders: Iterable[str]) -> str | None:
-    """Return what each rank should do for itself; None: nothing."""
+    """Return a change by the import that each rank must make for itself, or None."""
     for folder in filter(os.path.isdir, folders):
         return f"{_IMPORTING} makes the temporary folder {folder}, which would be shared"
     if os.getcwd() != cwd:
@@ -126,7 +125,7 @@ def _changed_fault(cwd: str, folders: Iterable[str]) -> str | None:
 
 
 def _program_fault(program: Sequence[str]) -> str | None:
-    """Return whether the program is a module that is there now: `python -m` warns of that; None: it is not."""
+    """Return a fault if the program is a module that is now imported, of which `python -m` warns; else None."""
     if program[0] != "-m":
         return None
     module = program[1]
@@ -135,28 +134,28 @@ def _program_fault(program: Sequence[str]) -> str | None:
 
 
 def _message_of(error: BaseException) -> str:
-    """Return its message in one line that can be sent and shown."""
+    """Return the message of an error on one line that can be sent and shown."""
     try:
         message = str(error)
-    except Exception:  # noqa: BLE001  (it is a module's own)
+    except Exception:  # noqa: BLE001  (the exception class is the module's)
         return "its message cannot be made"
     return one_line(message, _LONGEST_MESSAGE)
 
 
 def one_line(text: str, longest: int = _LONGEST_FAULT) -> str:
-    """Return a text in one line that can be sent and shown, of so many letters at most."""
+    """Return a text on one line that can be sent and shown, cut to at most `longest` characters."""
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
-    # The launching process shows it on a stream of the same encoding.
+    # The launching process shows it on a stream with the same encoding.
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     line = line.encode(encoding, "backslashreplace").decode(encoding)
     return line if len(line) <= longest else f"{line[:longest]}..."
 
 
 def copied_fault(what: str, before: Collection[int]) -> str | None:
-    """Return what a fork of this process would lack, or share; None: nothing.
+    """Return a fault if a fork of this process would lack or share some of its state, else None.
 
     Args:
-        what: Has brought it about.
+        what: Name of the cause, for the message.
         before: Descriptors that were open before.
     """
     count = _lasting_threads()
@@ -179,7 +178,7 @@ def copied_fault(what: str, before: Collection[int]) -> str | None:
 
 
 def _lasting_threads() -> int:
-    """Return the number of threads, without those that are over but for a few instructions, as after a join."""
+    """Return the number of threads, not counting those that are about to vanish, such as joined ones."""
     until = time.monotonic() + _JOINED_GONE_S
     while (count := processes.thread_count()) > threading.active_count() and time.monotonic() < until:
         time.sleep(0.001)
@@ -187,7 +186,7 @@ def _lasting_threads() -> int:
 
 
 def _has_shared_memory() -> bool:
-    """Return whether there is memory that a fork can write to as well, and no other process can find."""
+    """Return whether this process maps writable shared memory without a name, which only a fork would share."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines():
             if line.split()[1] == "rw-s" and line.endswith("(deleted)"):
@@ -196,10 +195,10 @@ def _has_shared_memory() -> bool:
 
 
 def _has_state(descriptor: int) -> bool:
-    """Return whether what one process does with an open file makes a difference to others that have it."""
+    """Return whether an open file has state, such as an offset, that processes sharing it would affect."""
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
-        # At the end of a log it makes none.
+        # Appending to a log does not depend on the offset.
         appends = os.O_WRONLY | os.O_APPEND
         return fcntl.fcntl(descriptor, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND) != appends
     return not stat.S_ISCHR(mode) and not stat.S_ISDIR(mode)
@@ -219,8 +218,8 @@ def _cuda_is_initialised() -> bool:
 
 
 def open_descriptors() -> list[int]:
-    """Return the descriptors that this process has open."""
-    # One of those that are listed was that of the folder.
+    """Return the open descriptors of this process."""
+    # The list includes the descriptor of the folder itself, closed by now.
     return [number for number in map(int, os.listdir("/proc/self/fd")) if _is_open(number)]
 
 
@@ -234,7 +233,7 @@ def _is_open(number: int) -> bool:
 
 @contextlib.contextmanager
 def _watched_environment(varying: Collection[str], readers: list[tuple[str, str]]) -> Iterator[None]:
-    """Note who reads one of these variables while the block runs: module and name."""
+    """Record reads of the `varying` variables while the block runs, as pairs of module and variable."""
     plain: Any = type(os.environ)
 
     class Watched(plain):  # type: ignore[misc]
@@ -257,7 +256,7 @@ def _watched_environment(varying: Collection[str], readers: list[tuple[str, str]
 
 @contextlib.contextmanager
 def _watched_folders() -> Iterator[list[str]]:
-    """Return the temporary folders that are made while the block runs: its maker removes one at the end."""
+    """Collect the temporary folders created while the block runs: their creators would remove them at exit."""
     folders: list[str] = []
     plain: Any = tempfile.mkdtemp
 
@@ -274,7 +273,7 @@ def _watched_folders() -> Iterator[list[str]]:
 
 
 def _importing_module(frame: FrameType | None) -> str:
-    """Return the module whose first lines are being run, innermost first."""
+    """Return the innermost module that is being imported on the stack."""
     while frame is not None:
         if frame.f_code.co_name == "<module>":
             return str(frame.f_globals.get("__name__"))

@@ -1,6 +1,6 @@
-"""A keeper: the process that owns one job. It starts the ranks, watches them, and ends everything below it.
+"""A keeper: the process that owns one job. It starts the ranks, watches them, and ends all its descendants.
 
-Nothing here waits for the launching process, which may be busy for a second at a time, or stopped.
+It never blocks on the launching process, which may be busy for seconds, or stopped.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from ..common.protocol import (
 from .heartbeat import Peers
 from .stop_policy import Action, StopPolicy
 
-# Seconds between two looks at the outcome files, and between two rounds of SIGKILL.
+# Seconds between two checks of the outcome files, and between two rounds of SIGKILL.
 _LOOK_INTERVAL_S = 0.5
 _KILL_INTERVAL_S = 0.01
-# Seconds of SIGKILL after which what is left is named, and given up: another user's process, or one that waits for a
-# dead disk.
+# Seconds of SIGKILL after which remaining processes are named, and given up: one may belong to another user, or block
+# on a dead disk.
 _NAME_LEFT_S = 5.0
 GIVE_UP_S = 60.0
 _MOST_NAMED = 4
-# Seconds within which a signal that comes here and one that is to be forwarded are one, sent to all processes of a job.
+# Seconds within which a received signal and one to forward count as the same one, sent to all processes of a job.
 _ONE_SIGNAL_S = 1.0
-# Seconds for one of a cluster to come to all of them.
+# Seconds until a signal of a cluster has reached all of them.
 _SENT_TO_ALL_S = 0.3
 
 
 class RankForked(BaseException):
     """Raised by a `StartRank` in a rank that is a fork of its keeper.
 
-    It leaves all functions of keeper and spawner, and what they hold, so that the program is called by nobody, and the
-    interpreter ends the process as it always does.
+    It unwinds all frames of the keeper and the spawner and releases what they hold, so that the program runs with a
+    clean stack and the interpreter ends the process as usual.
     """
 
 
@@ -57,9 +57,9 @@ StartRank = Callable[[RankSpec], int]
 
 
 def exec_rank(spec: RankSpec) -> int:
-    """Start one rank as a program of its own."""
+    """Start one rank as a new program and return its pid."""
     process = processes.start_rank(spec)
-    # Children are reaped all together; without a return code Popen would wait for this one, too.
+    # The keeper reaps all children itself; without a return code, Popen would wait for this one, too.
     process.returncode = 0
     return process.pid
 
@@ -77,7 +77,7 @@ def keep_job(sock: socket.socket, launcher: int, held: Sequence[int] = (), start
     processes.become_subreaper()
     processes.name_process("ddp-keeper")
     channel = Channel(sock)
-    # Those to stop may be for all processes of an allocation; the others only the launcher forwards.
+    # Stop signals may be sent to all processes of an allocation; the others are forwarded by the launcher only.
     heard = (signal.SIGCHLD, *signals.STOP_SIGNALS, *signals.FORWARDED_SIGNALS)
     with signals.recorded_signals(heard) as arrived, selectors.DefaultSelector() as selector:
         selector.register(channel, selectors.EVENT_READ, "launcher")
@@ -93,7 +93,7 @@ def keep_job(sock: socket.socket, launcher: int, held: Sequence[int] = (), start
 
 
 def _receive_spec(channel: Channel, selector: selectors.BaseSelector) -> list[object]:
-    """Return the spec and what came with it, such as an order to stop; empty: the launcher is gone."""
+    """Return the spec and any messages after it, such as `Stop`; an empty list if the launcher is gone."""
     while not channel.disconnected:
         for key, _ in selector.select():
             if key.data == "launcher ended":
@@ -105,7 +105,7 @@ def _receive_spec(channel: Channel, selector: selectors.BaseSelector) -> list[ob
 
 
 class _Group:
-    """The event loop over one job's processes; what it decides is in StopPolicy."""
+    """The event loop over the processes of one job; StopPolicy makes the decisions."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class _Group:
             failing = [pid for pid, rank in self._rank_of.items() if rank in self._rules.failing]
             everyone = processes.descendants([pid for pid in processes.own_children() if pid not in failing])
             signals.send_signal(everyone, signal.SIGTERM)
-            # One that is stopped could not obey.
+            # A stopped process would not handle it.
             signals.send_signal(everyone, signal.SIGCONT)
         elif action is Action.KILL:
             signals.send_signal(processes.descendants(processes.own_children()), signal.SIGKILL)
@@ -207,7 +207,7 @@ class _Group:
                 self._rules.start_failed(rank, f"{error.strerror}: {error.filename or spec.argv[0]}", time.monotonic())
                 break
             except ValueError as error:
-                # A name or value that no process can have, as from hydra.job.env_set.
+                # An invalid name or value, for example from hydra.job.env_set.
                 self._rules.start_failed(rank, f"its command or environment cannot be used: {error}", time.monotonic())
                 break
             self._rank_of[pid] = rank
@@ -251,7 +251,7 @@ class _Group:
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._channel.wants_to_write else 0)
 
     def _lose_launcher(self) -> None:
-        # These stay readable for ever: without them the loop can sleep again.
+        # These stay readable forever: unregister them, so that the loop can sleep again.
         for key in list(self._selector.get_map().values()):
             if key.data != "signals":
                 self._selector.unregister(key.fileobj)
@@ -261,27 +261,27 @@ class _Group:
     def _obey(self, messages: Sequence[object]) -> None:
         for message in messages:
             if isinstance(message, Stop):
-                # Then nobody shall wait for other nodes, either.
+                # Do not wait for other nodes, either.
                 self._hurried |= message.at_once
                 self._look_for_outcomes()
                 self._rules.stop_ordered(time.monotonic(), at_once=message.at_once, detail=message.detail)
             elif isinstance(message, Forward):
                 wanted = self._rules.running if message.rank is None else [message.rank]
-                # Where this process has it, too, somebody sent it to all, as a cluster does.
+                # If this process received it too, it was sent to all processes, as a cluster does.
                 if time.monotonic() - self._heard_at.get(message.signal, -math.inf) > _ONE_SIGNAL_S:
                     signals.send_signal(self._pids_of(wanted), message.signal)
             elif isinstance(message, Preempt):
                 self._preempt(message.signal, sent=self._comes_here(message.signal))
 
     def _comes_here(self, number: int) -> bool:
-        """Return whether a signal that the launcher tells of comes to this process, too, as it was sent to all."""
+        """Return whether a signal that the launcher received reaches this process too, because it was sent to all."""
         until = time.monotonic() + _SENT_TO_ALL_S
         while not self._arrived.has(number) and time.monotonic() < until:
             time.sleep(_KILL_INTERVAL_S)
         return self._arrived.has(number)
 
     def _preempt(self, number: int, *, sent: bool) -> None:
-        """Have the group ended for a signal of the cluster, which has sent it to the ranks itself if `sent`."""
+        """End the group because of a preemption signal, which the cluster has sent to the ranks itself if `sent`."""
         if self._preempted:
             return
         self._preempted = True
@@ -296,7 +296,7 @@ class _Group:
         for pid, code in processes.reap():
             rank = self._rank_of.pop(pid, None)
             if rank is not None:
-                # What a rank stored, it stored before it ended: look first.
+                # A rank stores its outcome before it exits, so check the files first.
                 self._look_for_outcomes()
                 self._rules.rank_exited(rank, code, time.monotonic())
 
@@ -326,10 +326,10 @@ def _left() -> str:
     return " ".join(map(str, processes.descendants(processes.own_children())))
 
 
-# Seconds between two looks at the others: while this node has ranks, and when they are over.
+# Seconds between two checks of the other nodes: while this node has ranks, and after they have ended.
 _NODES_INTERVAL_S = 0.1
 _PART_INTERVAL_S = 0.5
-# Seconds until a line says who has not come.
+# Seconds until a note names the nodes that have not joined.
 _MISSING_NOTE_S = 10.0
 
 
@@ -337,8 +337,8 @@ class RemoteGroups:
     """The keepers of a job's other nodes.
 
     Args:
-        meeting: Where they are met.
-        hear: Waits for so many seconds for signals and orders, and obeys them.
+        rendezvous_dir: Directory in which the nodes exchange reports.
+        hear: Waits for the given number of seconds for signals and messages, and handles them.
         note: Takes a line for the user.
     """
 
@@ -357,7 +357,7 @@ class RemoteGroups:
         self._look_at = 0.0
 
     def meet(self) -> None:
-        """Wait until all of them are there. Where they cannot be met, or will not come, the group is stopped."""
+        """Wait until all nodes have joined or the group is stopped, as it is if the directory cannot be used."""
         began = time.monotonic()
         try:
             self._peers = Peers(self._rendezvous_dir, processes.host(), began)
@@ -376,7 +376,7 @@ class RemoteGroups:
         self._rules.begin(time.monotonic())
 
     def look(self) -> None:
-        """Take in what they have told, if it is time."""
+        """Process the reports of the other nodes, if a check is due."""
         now = time.monotonic()
         if self._peers is None or now < self._look_at:
             return
@@ -391,15 +391,16 @@ class RemoteGroups:
         self.tell()
 
     def tell(self) -> None:
-        """Tell them that this group is being ended, if theirs have to be, too."""
+        """Report to the other nodes that this group is being ended, if theirs must end, too."""
         if self._peers is not None and self._rules.concerns_all:
             self._peers.tell_failure(self._rules.report())
 
     def part(self, report: Callable[[], GroupReport], gives_up: Callable[[], bool]) -> GroupReport:
-        """Tell them how this group has ended, wait for theirs, and return what is known about all.
+        """Report how this group has ended, wait for the other nodes, and return the report about all of them.
 
         Args:
-            gives_up: Returns whether nobody shall wait any more.
+            report: Returns the report of this group.
+            gives_up: Returns whether to stop waiting.
         """
         if self._peers is None:
             return report()
@@ -412,5 +413,5 @@ class RemoteGroups:
             lost = self._peers.lost(time.monotonic())
         self.tell()
         self._peers.close()
-        # Anew: meanwhile the job may have been stopped.
+        # Call `report` again: the job may have been stopped meanwhile.
         return self._peers.merge(report())

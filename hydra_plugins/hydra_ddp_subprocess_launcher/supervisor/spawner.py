@@ -1,9 +1,10 @@
-"""The spawner: a small program, started once a batch of jobs, that forks a keeper for each job.
+"""The spawner: a small program, started once per batch of jobs, that forks a keeper for each job.
 
-It is not the launching process itself because that one has threads, a large memory and the user's modules, none of
-which a fork should copy; and because what a killed keeper leaves behind is handed to the spawner, which ends it.
+The launching process does not fork keepers itself, because it has threads, a large memory and the user's modules, none
+of which a fork should copy, and because the processes of a killed keeper are reparented to the spawner, which ends
+them.
 
-The launching process's end of it is in `_spawner_link`. This program imports the standard library only.
+`groups.spawners` is the launching process's side. This program imports the standard library only.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from ..common import processes, signals
 from ..common.protocol import Channel, GroupReport, StopReason
 from .keeper import RankForked, StartRank, exec_rank, keep_job
 
-# `-I -S`: nothing of the user's (PYTHONPATH, site, cwd) is imported here, and it starts in a third of the time.
+# `-I -S`: import nothing of the user's (PYTHONPATH, site, cwd), and start in a third of the time.
 _BOOTSTRAP = (
     "import sys; sys.path.append(sys.argv[1]); from {package} import spawner; spawner.main(*map(int, sys.argv[2:]))"
 )
-# Seconds of SIGKILL after which what a lost keeper left is given up, and between two rounds.
+# Seconds of SIGKILL after which the remaining processes of a lost keeper are given up, and between two rounds.
 GIVE_UP_S = 4.0
 _KILL_INTERVAL_S = 0.01
-# Launcher to spawner: number of a job, with the descriptor of its keeper's socket. Back: that number, exit code,
-# whether something was left.
+# Launcher to spawner: number of a job, with the descriptor of its keeper's socket. Spawner to launcher: that number,
+# the keeper's exit code, and whether processes were left.
 JOB = struct.Struct("!q")
 ENDED = struct.Struct("!qi?")
-# In place of the job's number: a note follows, of so many bytes as the exit code says.
+# In place of the job's number: a note follows, with the exit code as its length in bytes.
 NOTE = -1
-# Linux passes no more descriptors in one message; one of them is the keeper's socket.
+# Linux's maximum number of descriptors in one message; one of them is the keeper's socket.
 MAX_DESCRIPTORS = 253
-# Bytes of a note: as many as a socket takes at once.
+# Maximum bytes of a note: as many as a socket takes at once.
 _LONGEST_NOTE = 4096
 
 
@@ -58,18 +59,18 @@ def spawner_command(descriptor: int, launcher: int) -> list[str]:
 
 
 def folder_of_package() -> Path:
-    """Return where this package is found when it is imported."""
+    """Return the `sys.path` entry from which this package is imported."""
     return Path(__file__).resolve().parents[len((__package__ or "").split("."))]
 
 
 def send_note(sock: socket.socket, note: str) -> None:
-    """Tell the launching process something that is about no job."""
+    """Send the launching process a note that does not belong to a job."""
     data = note.encode("utf-8", "replace")[:_LONGEST_NOTE]
     sock.sendall(ENDED.pack(NOTE, len(data), False) + data)
 
 
 def main(descriptor: int, launcher: int) -> None:
-    """Be the spawner, a program of its own.
+    """Run the spawner as a program of its own.
 
     Args:
         descriptor: Socket on which jobs arrive.
@@ -83,19 +84,20 @@ def serve(sock: socket.socket, launcher: int, start_rank: StartRank = exec_rank)
     """Fork a keeper for each job until the launcher is gone and no keeper is left.
 
     Args:
-        sock: On which jobs arrive.
+        sock: Socket on which jobs arrive.
         launcher: Pid of the launching process.
+        start_rank: Starts a rank in a keeper.
     """
     signals.reset_signals()
     processes.become_subreaper()
-    # There may be other threads here: of a library in LD_PRELOAD, or of a debugger that puts itself into each process.
-    # A fork copies only this one. The C library, and whoever brings threads of Python's, see to their locks themselves.
+    # This process may have other threads: of a library in LD_PRELOAD, or of a debugger that attaches to each process. A
+    # fork copies only this thread; the C library, and code that starts Python threads, handle their locks themselves.
     processes.signal_at_parents_end(launcher, signal.SIGCONT)
 
     sock.set_inheritable(False)
     keepers: dict[int, _OwnedJob] = {}
     dead: list[_LostJob] = []
-    # A signal to stop that is for all processes of an allocation is the keepers' and the launcher's to obey.
+    # Keepers and launcher handle a stop signal that is sent to all processes of an allocation.
     heard = (signal.SIGCHLD, signal.SIGCONT, *signals.STOP_SIGNALS, *signals.FORWARDED_SIGNALS)
     with signals.recorded_signals(heard) as arrived, selectors.DefaultSelector() as selector:
         selector.register(sock, selectors.EVENT_READ)
@@ -106,16 +108,16 @@ def serve(sock: socket.socket, launcher: int, start_rank: StartRank = exec_rank)
             for key, _ in selector.select(_KILL_INTERVAL_S if dead else None if connected else GIVE_UP_S):
                 if key.fileobj is sock and not _accept_job(sock, keepers, dead, launcher, start_rank):
                     connected = False
-            # What it forked may hold a copy of its socket for ever.
+            # A process forked by the launcher may hold a copy of its socket forever.
             connected = connected and os.getppid() == launcher
             if not connected and lost_at == math.inf:
                 selector.unregister(sock)
                 lost_at = time.monotonic()
             if signal.SIGCONT in arrived.take() or not connected:
-                # One that somebody stopped could neither see that the launcher is gone nor tell it of its start.
+                # A stopped keeper could neither notice that the launcher is gone nor report its start.
                 signals.send_signal(list(keepers), signal.SIGCONT)
             if time.monotonic() > lost_at + GIVE_UP_S:
-                # One that is stuck, as in the start of a rank on a dead disk, will not end by itself.
+                # A stuck keeper, for example one that starts a rank from a dead disk, will not end by itself.
                 signals.send_signal(list(keepers), signal.SIGKILL)
             _reap_and_report(sock, keepers, dead)
 
@@ -126,7 +128,7 @@ class _OwnedJob:
 
     Attributes:
         job: Its number.
-        held: Descriptors that are closed when nothing of it is alive.
+        held: Descriptors to close when no process of it is alive.
     """
 
     job: int
@@ -140,7 +142,7 @@ class _LostJob:
     Attributes:
         kept: The job.
         code: Exit code of the keeper.
-        until: When what is left of it is given up, monotonic seconds.
+        until: When its remaining processes are given up, in monotonic seconds.
     """
 
     kept: _OwnedJob
@@ -164,7 +166,7 @@ def _accept_job(
         return False
     (job,) = JOB.unpack(data)
     if flags & socket.MSG_CTRUNC:
-        # Those that found no room the kernel has closed, perhaps also the keeper's socket.
+        # The kernel has closed the descriptors over the limit, perhaps including the keeper's socket.
         _decline(sock, job, descriptors, f"{os.strerror(errno.EMFILE)}: raise the limit (`ulimit -n`)")
         return True
     try:
@@ -176,14 +178,14 @@ def _accept_job(
         try:
             os.setsid()
             sock.close()
-            # What other jobs hold must be free when they are over, not when this one is.
+            # Locks of other jobs must become free when those jobs end, not when this one does.
             others = [*keepers.values(), *(one.kept for one in dead)]
             _close(held for other in others for held in other.held)
             with socket.socket(fileno=descriptors[0]) as own:
                 _keep_job(own, launcher, descriptors[1:], start_rank)
         except RankForked:
             raise
-        except BaseException:  # noqa: BLE001  (a child that returned would act as a second spawner)
+        except BaseException:  # noqa: BLE001  (a child that returns would act as a second spawner)
             try:
                 sys.excepthook(*sys.exc_info())
             finally:
@@ -195,7 +197,7 @@ def _accept_job(
 
 
 def _keep_job(own: socket.socket, launcher: int, held: Sequence[int], start_rank: StartRank) -> None:
-    """Be a keeper; one that fails says of what. Its ranks die with it."""
+    """Run a keeper; if it fails, report why. Its ranks die with it."""
     try:
         keep_job(own, launcher, held, start_rank)
     except Exception as error:
@@ -205,7 +207,7 @@ def _keep_job(own: socket.socket, launcher: int, held: Sequence[int], start_rank
 
 
 def _decline(sock: socket.socket, job: int, descriptors: Sequence[int], why: str) -> None:
-    """Answer in the place of a keeper that could not be forked."""
+    """Report a failed start on behalf of a keeper that could not be forked."""
     sys.stderr.write(f"job {job}: {why}\n")
     sys.stderr.flush()
     if descriptors:
@@ -215,7 +217,7 @@ def _decline(sock: socket.socket, job: int, descriptors: Sequence[int], why: str
     try:
         sock.send(ENDED.pack(job, 0, False))
     except OSError:
-        return  # The launcher is gone: nobody wants to know.
+        return  # The launcher is gone.
 
 
 def _close(descriptors: Iterable[int]) -> None:
@@ -224,11 +226,11 @@ def _close(descriptors: Iterable[int]) -> None:
 
 
 def _reap_and_report(sock: socket.socket, keepers: dict[int, _OwnedJob], dead: list[_LostJob]) -> None:
-    """Take note of keepers that ended, kill what lost ones left to us, and report those of whom nothing is left."""
+    """Reap ended keepers, kill the processes that lost keepers left, and report the jobs without any process."""
     for pid, code in processes.reap():
         kept = keepers.pop(pid, None)
         if kept is not None:
-            # A good keeper has seen to its own.
+            # A keeper that exits with 0 has already ended its processes.
             patience_s = 0.0 if code == 0 else GIVE_UP_S
             dead.append(_LostJob(kept, code, time.monotonic() + patience_s))
     orphans = [pid for pid in processes.own_children() if pid not in keepers] if dead else []
@@ -241,4 +243,4 @@ def _reap_and_report(sock: socket.socket, keepers: dict[int, _OwnedJob], dead: l
         try:
             sock.send(ENDED.pack(one.kept.job, one.code, bool(orphans) and one.code != 0))
         except OSError:
-            continue  # The launcher is gone: nobody wants to know.
+            continue  # The launcher is gone.

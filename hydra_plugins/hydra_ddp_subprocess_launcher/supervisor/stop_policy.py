@@ -1,4 +1,4 @@
-"""When a keeper ends its group: pure rules over events and a clock, free of processes."""
+"""Rules for when a keeper ends its group: pure functions of events and a clock, without processes."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from enum import Enum
 from ..common.protocol import GroupReport, Limits, RankExit, StopReason
 from ..common.text import list_numbers
 
-# Seconds from SIGTERM to SIGKILL when the launching process is gone: nobody is left to wait for.
+# Seconds from SIGTERM to SIGKILL when the launching process is gone, because no process waits for the results.
 LAUNCHER_LOST_GRACE_S = 0.5
-# Seconds after the first rank's good exit until a line names the ranks that still run.
+# Seconds after the first rank's successful exit until a note names the ranks that still run.
 STILL_RUNNING_NOTE_S = 60.0
-# Seconds for a rank that stored an error to end by itself, before the others are ended, for which it may wait.
+# Seconds for a rank that stored an error to exit by itself; then the others, for which it may be waiting, are ended.
 FAILED_RANK_HUNG_S = 1.0
-# Seconds between the signal on which ranks write their stacks into their logs and SIGTERM.
+# Seconds between the signal that makes ranks write their stacks into their logs and SIGTERM.
 DUMP_STACKS_S = 0.5
-# Seconds for what the ranks left behind to obey SIGTERM, until a line says that it is waited for.
+# Seconds for processes that the ranks left behind to exit on SIGTERM, before a note says that they are waited for.
 LEFTOVERS_NOTE_S = 0.5
-# Seconds after the last outcome was stored until a line says who lingers, and until the group is ended.
+# Seconds after the last outcome was stored until a note names the lingering ranks, and until the group is ended.
 TEARDOWN_NOTE_S = 10.0
 TEARDOWN_TIMEOUT_S = 300.0
 
 
 class Action(Enum):
-    """What a keeper does to every process below it."""
+    """What a keeper does to all its descendants."""
 
     WAIT = "wait"
     DUMP_STACKS = "have the ranks write their stacks into their logs"
@@ -31,12 +31,12 @@ class Action(Enum):
     KILL = "send SIGKILL"
 
 
-# Reasons that mean that somebody hangs: where, the stacks tell.
+# Stop reasons that imply a hang; dump stacks first.
 _HANGS = (StopReason.TIMEOUT, StopReason.EXIT_TIMEOUT, StopReason.TEARDOWN_TIMEOUT)
 
 
 class StopPolicy:
-    """Decide about one group. Times are seconds of one monotonic clock."""
+    """Decide when and how to end one group. All times are seconds of the same monotonic clock."""
 
     def __init__(self, ranks: range, limits: Limits, now: float) -> None:
         self._ranks = ranks
@@ -49,13 +49,13 @@ class StopPolicy:
         self._finished = False
         self._first_good_exit: float | None = None
         self._reason: StopReason | None = None
-        # Why it would have been ended, had its ranks not ended before: other nodes may still run.
+        # A stop reason that came after all ranks had ended: the groups of other nodes may still run.
         self._late: tuple[StopReason, str] | None = None
         self._cause: int | None = None
         self._detail = ""
         self._failures: dict[int, float] = {}
         self._kill_at: float | None = None
-        # After the stacks were asked for; None: they need not be waited for.
+        # When SIGTERM is due; None for at once, without a delay for stacks or a signal.
         self._term_at: float | None = None
         self._dumped = False
         # Whether the grace period was cut short.
@@ -65,22 +65,22 @@ class StopPolicy:
 
     @property
     def running(self) -> list[int]:
-        """Ranks whose process has not ended."""
+        """Ranks whose process has not exited."""
         ended = {ended.rank for ended in self._exits}
         return [rank for rank in self._ranks if rank not in ended]
 
     @property
     def failing(self) -> list[int]:
-        """Ranks that have stored an error and still run: they are about to end, and may be cleaning up."""
+        """Ranks that have stored an error and still run: they are about to exit, and may be cleaning up."""
         return [rank for rank in self.running if rank in self._failures]
 
     def rank_exited(self, rank: int, code: int, now: float) -> None:
-        """Take note that a rank's process ended."""
+        """Record that the process of a rank exited."""
         stopped = self._kill_at is not None
         self._last_exit = now
         ended = RankExit(rank, code, now - self._began, stopped)
         self._exits.append(ended)
-        # A good code without an outcome is no good end: the program left before the job was done.
+        # Exit code 0 without an outcome is a failure: the program exited before the job was done.
         if ended.reached_end and rank in self._stored and rank not in self._failures:
             if self._first_good_exit is None:
                 self._first_good_exit = now
@@ -89,37 +89,37 @@ class StopPolicy:
             self._stop(StopReason.RANK_FAILED, now, self._limits.grace_period_s)
 
     def outcome_stored(self, rank: int, now: float) -> None:
-        """Take note that a rank stored how its part of the job ended."""
+        """Record that a rank stored the outcome of its part of the job."""
         self._stored.add(rank)
         if len(self._stored) == len(self._ranks) and self._all_stored_at is None:
             self._all_stored_at = now
 
     def failure_stored(self, rank: int, now: float) -> None:
-        """Take note that a rank stored an error: it should end now."""
+        """Record that a rank stored an error, after which it should exit."""
         self._failures.setdefault(rank, now)
 
     def start_failed(self, rank: int, detail: str, now: float) -> None:
-        """Take note that a rank, and those after it, could not be started."""
+        """Record that a rank, and therefore those after it, could not be started."""
         self._cause = rank
         self._ranks = range(self._ranks.start, rank)
         self._stop(StopReason.START_FAILED, now, self._limits.grace_period_s, detail)
 
     def begin(self, now: float) -> None:
-        """Take note that the ranks are started only now."""
+        """Record that the ranks are started only now."""
         self._began = now
 
     def not_started(self) -> None:
-        """Take note that no rank was started, as the group was stopped before."""
+        """Record that no rank was started, because the group was stopped before."""
         self._ranks = range(self._ranks.start, self._ranks.start)
 
     def stop_ordered(self, now: float, *, at_once: bool, detail: str = "") -> None:
-        """Obey the launcher: SIGTERM and the grace period, or SIGKILL at once."""
+        """Stop the group on the launcher's order: SIGTERM and the grace period, or SIGKILL at once."""
         self._stop(StopReason.ORDERED, now, 0.0 if at_once else self._limits.grace_period_s, detail)
 
     def signalled(self, detail: str, now: float) -> None:
-        """Obey a signal that was sent to the keeper: to it alone, or to every process of an allocation.
+        """Stop the group on a signal that was sent to the keeper alone, or to every process of an allocation.
 
-        The ranks may have it already and be on their way; for a second SIGTERM they are given half of the grace period.
+        The ranks may already handle the same signal, so they get SIGTERM only after half of the grace period.
         """
         if self._kill_at is None:
             self._term_at = now + self._limits.grace_period_s / 2
@@ -129,8 +129,8 @@ class StopPolicy:
         """End the group because the cluster wants its nodes back.
 
         Args:
-            detail: Name of the signal that said so.
-            warned: Whether a rank handles that signal: it has the grace period for it, before SIGTERM and another one.
+            detail: Name of the preemption signal.
+            warned: Whether a rank handles that signal. It then gets one grace period before SIGTERM, and another after.
         """
         patience_s = self._limits.grace_period_s if warned else 0.0
         if self._kill_at is None:
@@ -138,37 +138,37 @@ class StopPolicy:
         self._stop(StopReason.PREEMPTED, now, patience_s + self._limits.grace_period_s, detail)
 
     def launcher_lost(self, now: float) -> None:
-        """Take note that nobody waits for this job any more."""
+        """Record that the launching process is gone."""
         self._stop(StopReason.LAUNCHER_LOST, now, min(LAUNCHER_LOST_GRACE_S, self._limits.grace_period_s))
 
     def node_ended(self, now: float) -> None:
-        """Take note that the ranks of another node of the job have all ended well."""
+        """Record that all ranks of another node of the job have exited successfully."""
         if self._first_good_exit is None:
             self._first_good_exit = now
 
     def node_failed(self, node: str, now: float) -> None:
-        """Take note that the group of another node of the job is being ended."""
+        """Record that the group of another node of the job is being ended."""
         self._stop(StopReason.NODE_FAILED, now, self._limits.grace_period_s, node)
 
     def node_lost(self, detail: str, now: float) -> None:
-        """Take note that nothing has been heard of another node of the job for long."""
+        """Record that another node of the job has exceeded the heartbeat timeout."""
         self._stop(StopReason.NODE_LOST, now, self._limits.grace_period_s, detail)
 
     @property
     def stopped(self) -> StopReason | None:
-        """Why the group is being ended; None: it is not."""
+        """Why the group is being ended, or None if it is not."""
         return self._reason
 
     @property
     def concerns_all(self) -> bool:
-        """Whether the groups of the job's other nodes have to be ended, too."""
+        """Whether the groups of the job's other nodes must be ended, too."""
         return self._reason not in (None, StopReason.TEARDOWN_TIMEOUT) or self._late is not None
 
     def _stop(self, reason: StopReason, now: float, grace_s: float, detail: str = "") -> None:
-        # The first reason stays; a later one can only bring the SIGKILL nearer.
+        # Keep the first reason; a later one can only bring SIGKILL forward.
         if self._kill_at is None:
             self._reason, self._detail, self._kill_at = reason, detail, now + grace_s
-            # What a rank stores from now on, it may have cut short for our SIGTERM.
+            # An outcome stored from now on may be incomplete because of our SIGTERM.
             self._finished = self._all_stored_at is not None
         else:
             self._hurried |= now + grace_s < self._kill_at
@@ -177,10 +177,10 @@ class StopPolicy:
                 self._late = reason, detail
 
     def decide(self, now: float) -> Action:
-        """Return what is due; stacks and SIGTERM are asked for once, SIGKILL at each call from the deadline on."""
+        """Return the action that is due: stacks and SIGTERM once, SIGKILL at each call from the deadline on."""
         self._apply_limits(now)
         if not self.running and self._kill_at is None:
-            # What the ranks left behind gets the same treatment as a group that is ended.
+            # Processes that the ranks left behind are ended like a stopped group.
             self._kill_at = now + self._limits.grace_period_s
             self._finished = self._all_stored_at is not None
         if self._kill_at is None:
@@ -192,7 +192,7 @@ class StopPolicy:
             return Action.DUMP_STACKS
         if now >= self._kill_at:
             if self._reason is StopReason.RANK_FAILED and self._cause in self.failing and not self._hurried:
-                # It was not only slow to end: for the whole grace period nothing was in its way.
+                # It was not just slow to exit: nothing held it up for the whole grace period.
                 self._reason = StopReason.FAILED_RANK_HUNG
                 self._kill_at += DUMP_STACKS_S
                 return Action.DUMP_STACKS
@@ -230,7 +230,7 @@ class StopPolicy:
         ]
 
     def notes(self, now: float) -> list[str]:
-        """Return the lines that are due for the user, each once."""
+        """Return the notes for the user that are due, each once."""
         if self._kill_at is not None or not self.running:
             return []
         running = list_numbers("rank", self.running)
@@ -257,7 +257,7 @@ class StopPolicy:
         return lines
 
     def leftovers_due(self, now: float) -> float | None:
-        """Return for how many seconds what the ranks left behind is still waited for, once that is worth a line."""
+        """Return the seconds left to wait for processes that the ranks left behind, or None if no note is due."""
         last_exit = self._last_exit
         if self.running or last_exit is None or self._kill_at is None or not self._termed:
             return None
@@ -265,13 +265,13 @@ class StopPolicy:
         return left_s if now >= last_exit + LEFTOVERS_NOTE_S and left_s > 0 else None
 
     def next_due(self) -> float | None:
-        """Return when `decide` could answer differently without a new event; None: never."""
+        """Return when `decide` could next return something else without a new event, or None if never."""
         if self._kill_at is not None:
             waiting = self._term_at is not None and not self._termed
             return min(self._kill_at, self._term_at) if waiting else self._kill_at  # type: ignore[type-var]
         return min((due for _, due in self._limit_times() if due is not None), default=None)
 
     def report(self) -> GroupReport:
-        """Return the last word, for when no process is left."""
+        """Return the final report, for when no process is left."""
         reason, detail = (self._reason, self._detail) if self._late is None else self._late
         return GroupReport(tuple(self._exits), reason, self._cause, detail, finished=self._finished)
