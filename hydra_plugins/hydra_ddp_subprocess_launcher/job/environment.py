@@ -1,4 +1,4 @@
-"""Environment of a rank: torchrun's contract, made by pure functions.
+"""Build the environment of a rank with pure functions, following torchrun's contract.
 
 Source of the names: torch.distributed.elastic (`torch/distributed/elastic/agent/server/local_elastic_agent.py`) and
 torchrun's documentation, as of torch 2.13.
@@ -14,16 +14,16 @@ from ..common.errors import StartError
 from ..common.files import JobPaths
 from ..common.protocol import LaunchSpec
 
-# Presence of this variable tells a process that it is a rank, or was started by one.
+# If this variable is set, the process is a rank or was started by one.
 PAYLOAD_DIGEST = "HYDRA_DDP_PAYLOAD_SHA256"
-# So does this one, also where a rank is run by hand after a dry run, which leaves no payload.
+# Likewise; it is set even if a rank is run by hand after a dry run, which leaves no payload.
 JOB_NUM = "HYDRA_DDP_JOB_NUM"
-# Pid of the process that runs the job as this rank: what it starts inherits it, and does not run the job again.
+# Pid of the process that runs the job as this rank. Its child processes inherit it, and do not run the job again.
 RANK_PROCESS = "HYDRA_DDP_RANK_PROCESS"
-# Names of the devices that are locked for the job, percent-encoded, for a sweep within it.
+# Names of the devices locked for the job, percent-encoded, for a sweep within the job.
 _LOCKED = "HYDRA_DDP_LOCKED"
 
-# Name of the visible-devices variable, if the launcher gives out devices.
+# Name of the visible-devices variable, if the launcher assigns devices.
 _DEVICE_ENV_VAR = "HYDRA_DDP_DEVICE_ENV_VAR"
 _RUN_ID = "TORCHELASTIC_RUN_ID"
 
@@ -31,8 +31,8 @@ _TORCHRUN = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
     *("GROUP_RANK", "NODE_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
 )
-# A scheduler's own names for the same: a rank has them if the scheduler's job id is in its environment, so that code
-# that looks at the id and reads the rank (submitit's JobEnvironment, for one) finds this rank, not a world of one.
+# A scheduler's names for the same values. A rank has them if the scheduler's job id is in its environment, so that code
+# that checks the id and reads the rank (such as submitit's JobEnvironment) finds this rank, not a world of one.
 _SLURM = {
     "rank": ("SLURM_PROCID",),
     "local_rank": ("SLURM_LOCALID",),
@@ -52,17 +52,17 @@ _SUBMITIT_LOCAL = {
 _SCHEDULERS = {"SLURM_JOB_ID": _SLURM, "SUBMITIT_LOCAL_JOB_ID": _SUBMITIT_LOCAL}
 _SCHEDULERS_OWN = tuple(name for tables in _SCHEDULERS.values() for names in tables.values() for name in names)
 
-# The launcher's own: what each rank has with a value of its own, or of its job's. `hydra.job.env_set` of one is
-# refused, and a program that changes one gets it back before its function runs.
+# The launcher's own variables, with a value per rank or per job. `hydra.job.env_set` must not set them, and if a
+# program changes one, the launcher restores it before the job's function runs.
 RANK_VARIABLES = (
     *_TORCHRUN,
     *(_RUN_ID, "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE"),
     *(PAYLOAD_DIGEST, JOB_NUM, RANK_PROCESS, _LOCKED, _DEVICE_ENV_VAR, "HYDRA_DDP_ATTEMPT", "HYDRA_DDP_SWEEP_DIR"),
     *_SCHEDULERS_OWN,
 )
-# Whatever begins like this is as well.
+# Variables with these prefixes are the launcher's own, too.
 _OWN_PREFIXES = ("TORCHELASTIC_", "HYDRA_DDP_")
-# Unless the user has them with other values.
+# Defaults that the user's own values override.
 _DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "PYTHONUNBUFFERED": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 _SCRUBBED = frozenset(
@@ -80,7 +80,7 @@ _SCRUBBED_PREFIXES = (
     *_OWN_PREFIXES,
     *("PMI_", "PMI2_", "PMIX_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "JSM_NAMESPACE_", "PL_"),
 )
-# Lightning's seed: a user's own choice when it was exported, a left-over when Lightning set it in this process.
+# Lightning's seed: the user's choice if it was exported, a leftover if Lightning set it in this process.
 _SEED_VARIABLE = "PL_GLOBAL_SEED"
 
 
@@ -88,8 +88,8 @@ def scrub(inherited: Mapping[str, str], at_start: Mapping[str, str] | None) -> d
     """Return an environment without the traces of other launchers.
 
     Args:
-        inherited: The launching process's environment now.
-        at_start: The environment with which it was started; None where that is not known.
+        inherited: Current environment of the launching process.
+        at_start: Environment with which it was started, or None if that is not known.
     """
     clean = {
         name: value
@@ -110,11 +110,11 @@ def group_environment(base: Mapping[str, str], spec: LaunchSpec) -> dict[str, st
     """Return the variables common to all ranks of a job.
 
     Args:
-        base: What `scrub` and `with_omp_threads` return.
+        base: Environment that `scrub` and `with_omp_threads` return.
         spec: The start of the job.
 
     Raises:
-        StartError: when `env_set` has a variable that is the launcher's.
+        StartError: if `env_set` has one of the launcher's own variables.
     """
     refuse_own_variables(spec.env_set, spec.device_env_var, spec.devices or ())
     environment = common_environment(base, spec.env_set) | {
@@ -148,15 +148,15 @@ def _tables(base: Mapping[str, str]) -> list[Mapping[str, tuple[str, ...]]]:
 
 
 def refuse_own_variables(env_set: Mapping[str, object], device_env_var: str, devices: Iterable[str]) -> None:
-    """Refuse a config that sets variables of the launcher's own.
+    """Refuse a config that sets the launcher's own variables.
 
     Args:
         env_set: `hydra.job.env_set`, with `env_copy` merged in as Hydra does.
         device_env_var: Name of the visible-devices variable.
-        devices: Ids of devices that the launcher gives out; empty: it gives out none, and leaves that variable alone.
+        devices: Ids of the devices that the launcher assigns. If empty, `device_env_var` may be set.
 
     Raises:
-        StartError: naming the first of them, and what to do instead.
+        StartError: naming the first such variable, and what to do instead.
     """
     pool = ",".join(devices)
     for name, value in env_set.items():
@@ -185,18 +185,18 @@ _OPTIONS = {
 
 
 def common_environment(base: Mapping[str, str], env_set: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of all ranks of all jobs with this `env_set`, which are known before a job is."""
+    """Return the variables of all ranks of all jobs with this `env_set`, which are known before any job is."""
     return {**_DEFAULTS, **base, **env_set}
 
 
 def error_file(spec: LaunchSpec, rank: int) -> str:
-    """Return the path of a rank's error file: as deep below what is this start's alone as torchrun's."""
+    """Return the path of a rank's error file: as deep below the directory of this start as torchrun's."""
     folder = JobPaths(spec.run_dir).folder
     return os.path.join(folder, spec.run_id, f"attempt_{spec.restart_count}", str(rank), "error.json")
 
 
 def rank_environments(base: Mapping[str, str], spec: LaunchSpec) -> tuple[dict[str, str], ...]:
-    """Return what each rank has of its own, to be laid over the group's: one mapping a rank, on whatever node."""
+    """Return each rank's own variables, to be merged over the group's: one mapping per rank, for all nodes."""
 
     def scheduler_names(rank: int) -> dict[str, str]:
         own = {"rank": rank, "local_rank": rank % spec.nproc, "node": rank // spec.nproc}
@@ -217,13 +217,13 @@ def rank_environments(base: Mapping[str, str], spec: LaunchSpec) -> tuple[dict[s
 
 
 def identity(now: Mapping[str, str], at_start: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the launcher's own variables of this rank, as it was started with them.
+    """Return the launcher's own variables of this rank, with the values with which it was started.
 
     Args:
-        now: Its environment, which the program may have changed.
-        at_start: The environment with which it was started; None: that is not known.
+        now: Its current environment, which the program may have changed.
+        at_start: Environment with which it was started, or None if that is not known.
     """
-    # A program that sets its process title may have overwritten the latter.
+    # A program that sets its process title may have overwritten the environment at the start.
     known = at_start is not None and all(name in at_start for name in ("RANK", JOB_NUM, _RUN_ID))
     started = at_start if known and at_start is not None else now
     names = (*RANK_VARIABLES, started.get(_DEVICE_ENV_VAR, ""))
@@ -231,15 +231,15 @@ def identity(now: Mapping[str, str], at_start: Mapping[str, str] | None) -> dict
 
 
 def locked_for_this_rank(environ: Mapping[str, str]) -> frozenset[str]:
-    """Return the names of the devices that are locked for the job of which this process is a rank."""
+    """Return the names of the devices locked for the job that this process is a rank of."""
     return frozenset(map(unquote, environ.get(_LOCKED, "").split()))
 
 
 def refuse_as_rank(environ: Mapping[str, str], orig_argv: Sequence[str] = ()) -> None:
-    """Refuse to launch from a process that is itself one of several.
+    """Refuse to launch from a process that is itself a rank.
 
     Raises:
-        StartError: naming the variables that tell, and how to start instead.
+        StartError: naming the variables that show it, and how to start instead.
     """
     variables = [name for name in (PAYLOAD_DIGEST, JOB_NUM) if name in environ]
     if variables and "ddp_rank" in orig_argv:
@@ -269,12 +269,12 @@ def refuse_as_rank(environ: Mapping[str, str], orig_argv: Sequence[str] = ()) ->
 
 
 def with_terminal_size(environment: Mapping[str, str], size: os.terminal_size | None) -> dict[str, str]:
-    """Return the environment with COLUMNS and LINES, as a rank prints to a file; the user's values stay.
+    """Add COLUMNS and LINES, as a rank writes to a file; the user's values stay.
 
     Args:
-        size: Of the launching process's terminal; None: it has none.
+        size: Size of the launching process's terminal, or None if it has none.
     """
-    # A terminal may not know its own size.
+    # A terminal that does not know its size reports 0.
     if size is None or 0 in size:
         return dict(environment)
     return {"COLUMNS": str(size.columns), "LINES": str(size.lines), **environment}
@@ -283,11 +283,12 @@ def with_terminal_size(environment: Mapping[str, str], size: os.terminal_size | 
 def with_omp_threads(
     environment: Mapping[str, str], chosen: int | None, cores: int, ranks_at_once: int
 ) -> dict[str, str]:
-    """Return the environment with OMP_NUM_THREADS: the option, else the user's value, else a share of the cores.
+    """Add OMP_NUM_THREADS: the option, else the user's value, else a share of the cores.
 
     Args:
-        cores: Processor cores that may be used.
-        ranks_at_once: The most ranks that run at once.
+        chosen: The option `omp_num_threads`, or None if it is not set.
+        cores: Number of processor cores that may be used.
+        ranks_at_once: Maximum number of ranks that run at the same time.
     """
     if chosen is None and environment.get("OMP_NUM_THREADS"):
         return dict(environment)

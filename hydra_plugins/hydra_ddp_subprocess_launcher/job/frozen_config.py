@@ -1,4 +1,4 @@
-"""A job's config made final, kept, and pickled."""
+"""Freeze, cache and pickle the config of a job."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from .hydra_state import is_cached
 
 _log = logging.getLogger(__name__)
 _RESOLVER_NAME = re.compile(r"\$\{\s*([A-Za-z_][\w.]*)\s*:")
-# Options that each job's own config has the last word on.
+# Options that each job's own config decides.
 SIZE_OPTIONS = ("nproc_per_node", "devices_per_rank")
 
 
 @contextlib.contextmanager
 def hydra_config(config: DictConfig) -> Iterator[None]:
-    """Let `${hydra:…}` mean this config while the block runs; Hydra's part of it is read-only from then on."""
+    """Resolve `${hydra:…}` with this config for the duration of the block. Make its `hydra` node read-only for good."""
     holder = HydraConfig.instance()
     earlier = holder.cfg
     OmegaConf.set_readonly(config.hydra, True)
     try:
-        # Not by `set_config`, whose copy takes longer than all else that freezes a job.
+        # Not with `set_config`, whose copy takes longer than everything else that freezes a job.
         holder.cfg = config  # type: ignore[assignment]
         yield
     finally:
@@ -49,7 +49,7 @@ def hydra_config(config: DictConfig) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Frozen:
-    """What the launcher needs of a final config, resolved.
+    """The resolved values of a final config that the launcher needs.
 
     Attributes:
         sweep_dir: Sweep directory, absolute.
@@ -65,14 +65,14 @@ class Frozen:
 
 
 def freeze(config: DictConfig, job_num: int, run_dir: str | None = None, job_id: str | None = None) -> Frozen:
-    """Make a composed job config final, in place, so that every process resolves it alike.
+    """Make a composed job config final, in place, so that every process resolves it to the same values.
 
     Args:
-        run_dir: Its run directory, absolute; None: what the config says.
-        job_id: What `hydra.job.id` shall be; None: the number.
+        run_dir: Run directory, absolute, or None to use the one in the config.
+        job_id: Value of `hydra.job.id`, or None to use the job's number.
 
     Raises:
-        FreezeError: when what the launcher needs cannot be resolved.
+        FreezeError: if a value that the launcher needs cannot be resolved.
     """
     with read_write(config.hydra), open_dict(config.hydra):
         config.hydra.job.id = str(job_num) if job_id is None else job_id
@@ -84,7 +84,7 @@ def freeze(config: DictConfig, job_num: int, run_dir: str | None = None, job_id:
         with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
             config.hydra.runtime.output_dir = escape_interpolations(run_dir)
         env_set = _resolved_env_set(config)
-        # A job sees its own variables.
+        # Resolve with the job's own variables.
         with env_override(env_set):
             fill_caches(config)
         try:
@@ -99,18 +99,18 @@ def asked_size(config: DictConfig) -> tuple[Any, Any]:
     """Return the values of SIZE_OPTIONS, resolved.
 
     Raises:
-        OmegaConfBaseException: when one cannot be.
+        OmegaConfBaseException: if one cannot be resolved.
     """
     ranks, devices = (OmegaConf.select(config, f"hydra.launcher.{name}") for name in SIZE_OPTIONS)
     return ranks, devices
 
 
 def set_job_id(config: DictConfig, token: str, job_id: str, run_dir: str) -> None:
-    """Put the job's id where a token stood for it while it was not known.
+    """Replace the token that stood for the job's id with the id, now that it is known.
 
     Args:
-        token: What `freeze` was given as `job_id`.
-        run_dir: The run directory, with the id in it, absolute.
+        token: The `job_id` that `freeze` was given.
+        run_dir: The run directory with the id in it, absolute.
     """
     with read_write(config.hydra), open_dict(config.hydra):
         config.hydra.job.id = job_id
@@ -121,7 +121,7 @@ def set_job_id(config: DictConfig, token: str, job_id: str, run_dir: str) -> Non
 
 
 def _replaced(value: Any, token: str, text: str) -> Any:
-    """Return what a resolver has made of a token, as if it had been given the text."""
+    """Replace a token with a text in a value that a resolver has returned."""
     if isinstance(value, str):
         return value.replace(token, text)
     if type(value) is dict:
@@ -141,14 +141,14 @@ def _resolved(config: DictConfig, key: str, job_num: int) -> str:
 
 
 def fill_caches(config: DictConfig) -> None:
-    """Resolve every interpolation that names a cached resolver once, so that its value travels with the config.
+    """Resolve every interpolation that uses a cached resolver once, so that the config carries its value.
 
-    Else `${now:…}` and a user's cached random value would differ between the ranks of a job.
+    Otherwise, `${now:…}` and a user's cached random values would differ between the ranks of a job.
     """
     cached = {name for name, resolver in BaseContainer._resolvers.items() if is_cached(resolver)}
     for _, parent, key, node in _nodes(config):
         if node._is_interpolation() and cached.intersection(_RESOLVER_NAME.findall(node._value())):
-            # What cannot be resolved here fails where the job uses it, or is never used.
+            # If it cannot be resolved here, it fails when the job uses it.
             with contextlib.suppress(Exception):
                 parent[key]
 
@@ -163,7 +163,7 @@ def _resolved_env_set(config: DictConfig) -> dict[str, str]:
 
 
 def sweep_env_set(config: DictConfig) -> dict[str, str]:
-    """Return `hydra.job.env_set` as the sweep's own config has it; empty where that cannot be told before a job is."""
+    """Return `hydra.job.env_set` of the sweep's own config, or an empty dict if only a job's config can resolve it."""
     try:
         with hydra_config(config):
             return _resolved_env_set(config)
@@ -172,7 +172,7 @@ def sweep_env_set(config: DictConfig) -> dict[str, str]:
 
 
 def unpicklable_key(config: DictConfig, dump: Callable[[object], bytes]) -> str | None:
-    """Return the first key of a config whose value cannot be pickled, with the reason; None when all can."""
+    """Return the first key of a config whose value cannot be pickled, with the reason, or None if all can."""
     cache = OmegaConf.get_cache(config)
     for key, _, _, node in _nodes(config):
         if node._is_interpolation():
@@ -189,7 +189,7 @@ def unpicklable_key(config: DictConfig, dump: Callable[[object], bytes]) -> str 
 
 
 def _nodes(container: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, Any]]:
-    """Walk everything below a container: full key, parent, key in it, node."""
+    """Yield full key, parent, key in the parent, and node for everything below a container."""
     if container._is_none() or container._is_missing() or container._is_interpolation():
         return
     # OmegaConf 2.4 has tuples beside lists.
@@ -203,14 +203,14 @@ def _nodes(container: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, An
 
 
 def structured_types(config: Any) -> set[type]:
-    """Return the classes that a config, or a part of it, was made from."""
+    """Return the structured config classes that a config, or a part of it, was made from."""
     nodes = [config, *(node for _, _, _, node in _nodes(config))] if isinstance(config, Container) else []
     kinds = (OmegaConf.get_type(node) for node in nodes if isinstance(node, DictConfig))
     return {kind for kind in kinds if kind is not None and kind is not dict}
 
 
 def own_yaml(config: DictConfig) -> str:
-    """Return a job's own config, without Hydra's part, as YAML with sorted keys, not resolved."""
+    """Return a job's own config without the `hydra` node, as YAML with sorted keys, not resolved."""
     own = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])  # type: ignore[misc]
     try:
         return OmegaConf.to_yaml(own, resolve=False, sort_keys=True)
@@ -219,7 +219,7 @@ def own_yaml(config: DictConfig) -> str:
 
 
 def resolved_values(config: DictConfig) -> dict[str, str]:
-    """Return each key of a config that holds a value, with that value resolved and written as text."""
+    """Return the value of each key of a config that is not a container, resolved and as text."""
     values = {}
     for name, parent, key, node in _nodes(config):
         if isinstance(node, Container) and not node._is_interpolation():
@@ -233,11 +233,11 @@ def resolved_values(config: DictConfig) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class CachedConfig:
-    """A composed job config that was put by, about 10 kB for 350 nodes; live, it takes a hundred times that.
+    """A composed job config, pickled: about 10 kB for 350 nodes, a hundredth of its size in memory.
 
     Attributes:
-        pickle: Of the config.
-        size: What `nproc_per_node` and `devices_per_rank` are in it, resolved; None: they cannot be.
+        pickle: Pickle of the config.
+        size: Its `nproc_per_node` and `devices_per_rank`, resolved, or None if they cannot be resolved.
     """
 
     pickle: LocalPickle
@@ -245,16 +245,16 @@ class CachedConfig:
 
     @classmethod
     def store(cls, config: DictConfig) -> CachedConfig | None:
-        """Return a config to keep; None when it cannot be pickled."""
+        """Pickle a config. Return None if it cannot be pickled."""
         try:
             return cls(LocalPickle.of(config), _size(config))
         except Exception as error:  # noqa: BLE001  (a pickle can fail with anything)
-            # It is composed again when its turn comes, and then named in the job's error.
+            # The config is composed again when its turn comes, and the job's error names it then.
             _log.debug("A config cannot be kept: %s: %s", type(error).__name__, error)
             return None
 
     def load(self) -> DictConfig:
-        """Return the config."""
+        """Unpickle the config."""
         config = self.pickle.load()
         assert isinstance(config, DictConfig)
         return config
@@ -271,11 +271,11 @@ def _size(config: DictConfig) -> tuple[Any, Any] | None:
 
 
 class ConfigCache:
-    """Configs that the sweeper composed for its own check, kept so that they need not be composed a second time.
+    """Keep the configs that the sweeper composes for its own check, so that they need not be composed again.
 
     Args:
-        config_loader: Its `load_sweep_config` is watched while the spool records.
-        failed: Is called when composing fails, as the launcher is then not called.
+        config_loader: The loader whose `load_sweep_config` is replaced while the cache records.
+        failed: Called if composing fails, as Hydra does not call the launcher then.
     """
 
     def __init__(self, config_loader: Any, failed: Callable[[], object] = lambda: None) -> None:
@@ -284,7 +284,7 @@ class ConfigCache:
         self._configs: dict[tuple[str, ...], list[CachedConfig]] = {}
 
     def record(self) -> None:
-        """Watch, until `stop`, what anybody composes with this loader."""
+        """Record every config that is composed with this loader, until `stop`."""
         compose = self._loader.load_sweep_config
 
         def load_sweep_config(master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
@@ -301,30 +301,30 @@ class ConfigCache:
         self._loader.load_sweep_config = load_sweep_config
 
     def stop(self) -> None:
-        """Give the loader its own method back."""
+        """Restore the loader's own method."""
         vars(self._loader).pop("load_sweep_config", None)
 
     def take(self, overrides: Sequence[str]) -> CachedConfig | None:
-        """Return a config composed from these overrides, each once; None when there is none."""
+        """Return a config composed from these overrides, each config once, or None if there is none."""
         kept = self._configs.get(tuple(overrides))
         return kept.pop(0) if kept else None
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all configs."""
         self._configs.clear()
 
 
 _MAIN = "__main__"
-# Place of the state in what `__reduce__` returns.
+# Index of the state in the tuple that `__reduce__` returns.
 _STATE = 2
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Take a class or function by name whenever that name finds the same object again, by value otherwise.
+    """Pickle a class or function by name if that name leads to the same object, and by value otherwise.
 
-    cloudpickle does so for modules that can be imported, but takes everything of `__main__` by value, and a class of
-    which each process has its own copy fails `isinstance`. A rank's `__main__` is the user's program, so its names
-    hold. Code keeps its file name, which cloudpickle drops, so that tracebacks show the user's lines.
+    cloudpickle does so for importable modules, but pickles everything in `__main__` by value, and a class of which each
+    process has its own copy fails `isinstance`. A rank's `__main__` is the user's program, so its names are valid
+    there. Code keeps its file name, which cloudpickle drops, so that tracebacks show the user's lines.
     """
 
     def __init__(self, file: IO[bytes], main_namespace: Mapping[str, Any] | None) -> None:
@@ -340,7 +340,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return _from_main, (path,)
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) > _STATE:
-            # cloudpickle forgets in which function or class a class was made.
+            # cloudpickle drops the function or class that a class was defined in.
             attributes, slots = reduced[_STATE]
             state = ({**attributes, "__qualname__": obj.__qualname__}, slots)
             reduced = (*reduced[:_STATE], state, *reduced[_STATE + 1 :])
@@ -365,9 +365,9 @@ def dumps(obj: object, main_namespace: Mapping[str, Any] | None) -> bytes:
     """Pickle an object for another process of the same Python.
 
     Args:
-        obj: Anything but what has no meaning elsewhere, such as locks and open files.
-        main: Namespace of the program's `__main__` where the reader runs the same program; None: take what is
-            defined there by value.
+        obj: Any object that makes sense in another process, so no locks or open files.
+        main_namespace: Namespace of the program's `__main__` if the reader runs the same program. If None, what is
+            defined there is pickled by value.
     """
     with io.BytesIO() as file:
         _Pickler(file, main_namespace).dump(obj)
@@ -378,9 +378,9 @@ loads = pickle.loads
 
 
 def program_namespace(task_function: Any) -> Mapping[str, Any]:
-    """Return the names of the program's `__main__`.
+    """Return the namespace of the program's `__main__`.
 
-    Under a profiler `sys.modules["__main__"]` is the profiler, and only the program's own functions know its names.
+    Under a profiler, `sys.modules["__main__"]` is the profiler, and only the program's own functions refer to it.
     """
     names: Mapping[str, Any] = getattr(task_function, "__globals__", {})
     return names if names.get("__name__") == _MAIN else vars(sys.modules[_MAIN])
@@ -388,13 +388,13 @@ def program_namespace(task_function: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class LocalPickle:
-    """An object, pickled and compressed, for this process; classes and functions stay the very same objects.
+    """An object pickled and compressed for this process. Classes and functions stay the very same objects.
 
-    By value they would come back as copies, or worse, overwrite the live ones.
+    Pickled by value, they would be loaded as copies, or even overwrite the live ones.
 
     Attributes:
-        data: The pickle, which names classes and functions by their place in `objects`.
-        objects: Those, each once.
+        data: The pickle, which refers to classes and functions by their index in `objects`.
+        objects: These classes and functions, each once.
     """
 
     data: bytes
@@ -405,7 +405,7 @@ class LocalPickle:
         """Pickle an object.
 
         Raises:
-            Exception: whatever its parts raise when they are pickled.
+            Exception: anything that pickling its parts raises.
         """
         with io.BytesIO() as file:
             pickler = _LocalPickler(file)
@@ -413,7 +413,7 @@ class LocalPickle:
             return cls(zlib.compress(file.getvalue(), level=1), tuple(pickler.objects))
 
     def load(self) -> Any:
-        """Return a new object like it."""
+        """Return a new copy of the object."""
         return _LocalUnpickler(io.BytesIO(zlib.decompress(self.data)), self.objects).load()
 
 

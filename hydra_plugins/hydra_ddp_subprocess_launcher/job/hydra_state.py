@@ -1,6 +1,6 @@
 """Hydra's state that ranks take over: resolvers and logging.
 
-Hydra imports this module with the options, before it makes the callbacks.
+Hydra imports this module with the launcher's config, before it creates the callbacks.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from omegaconf.basecontainer import BaseContainer
 
 from ..common.quoting import escape_interpolations
 
-# What the plugins, and the program at its top, have registered: ranks do so themselves.
+# Resolvers that the plugins, and the program at import time, have registered. Ranks register them themselves.
 _AT_START = dict(BaseContainer._resolvers)
-# OmegaConf's and Hydra's own.
+# Resolvers of OmegaConf and Hydra themselves.
 _EVERYWHERE = ("now", "hydra", "python_version")
 
 
 @dataclass(frozen=True)
 class CarriedResolver:
-    """A resolver as OmegaConf keeps it, for another process.
+    """A registered resolver, for another process.
 
     Attributes:
-        source: Where its function is defined, which tells it from another one of the same name.
-        state: Pickle of what it depends on besides, such as the variables of a closure; None: it cannot be pickled.
-        pickle: The resolver itself; None: it cannot be pickled.
-        why: The reason why it cannot.
-        cached: Whether OmegaConf keeps its values.
+        source: Where its function is defined, which distinguishes it from another one of the same name.
+        state: Pickle of its other state, such as the variables of a closure, or None if it cannot be pickled.
+        pickle: Pickle of the resolver itself, or None if it cannot be pickled.
+        why: Why it cannot be pickled.
+        cached: Whether OmegaConf caches its values.
     """
 
     source: tuple[object, ...]
@@ -51,16 +51,16 @@ class CarriedResolver:
 
 
 def is_cached(resolver: Callable[..., Any]) -> bool:
-    """Return whether OmegaConf keeps the values of a resolver, which it says in a closure only."""
-    # Its legacy resolvers say nothing, and always are.
+    """Return whether OmegaConf caches the values of a resolver, which only a closure variable shows."""
+    # Legacy resolvers have no such variable, and are always cached.
     return bool(_variables(resolver).get("use_cache", True))
 
 
 def carry_resolvers(dump: Callable[[object], bytes], *, without_program: bool) -> dict[str, CarriedResolver]:
-    """Return what ranks may lack, by name.
+    """Return the resolvers that ranks may lack, by name.
 
     Args:
-        without_program: Whether ranks do not run the program, so that they lack all that it has registered.
+        without_program: Whether ranks do not run the program, so that they lack everything that it has registered.
     """
     return {
         name: _carry(resolver, dump)
@@ -73,11 +73,13 @@ def carry_resolvers(dump: Callable[[object], bytes], *, without_program: bool) -
 def restore_resolvers(
     carried: Mapping[str, CarriedResolver], dump: Callable[[object], bytes], load: Callable[[bytes], Any]
 ) -> None:
-    """Register what this process lacks, or has of another definition. Its own ones share the state of their modules.
+    """Register the resolvers that this process lacks or defines differently.
+
+    Others stay, as they share the state of their modules.
 
     Args:
-        carried: What the launching process has.
-        dump: Pickles as it did.
+        carried: Resolvers of the launching process.
+        dump: Pickles an object as the launching process did.
     """
     for name, resolver in carried.items():
         own = BaseContainer._resolvers.get(name)
@@ -115,7 +117,7 @@ def _load(name: str, carried: CarriedResolver, load: Callable[[bytes], Any]) -> 
             return resolver
 
     def lost(config: BaseContainer, *call: Any) -> Any:
-        # What OmegaConf gives last are the arguments as text, which it keeps values by.
+        # OmegaConf passes the arguments as text last; they are the key of the cache.
         values = OmegaConf.get_cache(config)[name]
         if carried.cached and call[-1] in values:
             return values[call[-1]]
@@ -163,26 +165,26 @@ def _state(function: Any) -> object:
     return function
 
 
-# What a rotating handler may put behind a name.
+# Bytes that a rotating handler may append to a name.
 _ROOM = 24
 _DIGEST = 8
 _LONGEST_SUFFIX = 16
 
 
 class OwnFiles:
-    """Names of the files that a rank > 0 writes in place of rank 0's, one for each of those."""
+    """Map each file that rank 0 writes to the file that a rank > 0 writes instead."""
 
     def __init__(self, folder: str, rank: int) -> None:
         self._folder = folder
         self._prefix = f"rank_{rank}."
-        # What the rank prints has the first of them.
+        # The first name belongs to the rank's own output.
         self._originals = {f"rank_{rank}.log": ""}
         self._name_max = os.pathconf(folder, "PC_NAME_MAX") - _ROOM
 
     def __call__(self, path: str, mode: str) -> tuple[str, str]:
-        """Return what to open for a path, absolute, and in which mode."""
+        """Return the file to open for a path, absolute, and the mode."""
         is_own = os.path.dirname(path) == self._folder and os.path.basename(path) in self._originals
-        # No device, and no pipe.
+        # Leave devices and pipes alone.
         if is_own or (os.path.exists(path) and not os.path.isfile(path)):
             return path, mode
         parts = path.split(os.sep)[1:]
@@ -205,18 +207,18 @@ def _digest(text: str) -> str:
 
 
 def appended(path: str, mode: str) -> tuple[str, str]:
-    """Return what to open in place of a file that another process has begun to write."""
+    """Append to a file that another process has begun to write."""
     return path, mode.replace("w", "a").replace("x", "a")
 
 
 @contextlib.contextmanager
 def redirected(where: Callable[[str, str], tuple[str, str]]) -> Iterator[None]:
-    """Let log handlers that this thread makes write to other files, and whatever opens a file for them.
+    """Redirect the files that this thread opens for writing, such as those of log handlers.
 
-    A handler may be made by any function, with arguments of any name: only when it opens its file, it is known.
+    Files are redirected when they are opened, as a handler may be created by any function, with any arguments.
 
     Args:
-        where: Returns what is opened for a path, absolute, and a mode.
+        where: Returns the path and mode to open instead of a path, absolute, and a mode.
     """
     thread = threading.get_ident()
     make: Any = logging.FileHandler.__init__
@@ -249,7 +251,7 @@ def redirected(where: Callable[[str, str], tuple[str, str]]) -> Iterator[None]:
 
 
 def sweep_logging(config: DictConfig) -> dict[str, Any]:
-    """Return how a sweep logs, from its own config, resolved."""
+    """Return the logging settings of a sweep's own config, resolved."""
     nodes = {name: config.hydra[name] for name in ("hydra_logging", "verbose")}
     return {
         name: _literal(OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node)
@@ -258,7 +260,7 @@ def sweep_logging(config: DictConfig) -> dict[str, Any]:
 
 
 def _literal(value: Any) -> Any:
-    """Return what OmegaConf resolves to a value that is resolved."""
+    """Escape a resolved value, so that OmegaConf resolves it to itself."""
     if isinstance(value, str):
         return escape_interpolations(value)
     if isinstance(value, dict):
@@ -270,7 +272,7 @@ def log_as_sweep(hydra_logging: Any, verbose: Any, context: HydraContext) -> Non
     """Set up Python's logging as Hydra does in a launching process.
 
     Raises:
-        Exception: whatever the handlers raise that it makes.
+        Exception: anything that creating the handlers raises.
     """
     whitelist = getattr(context, "execution_whitelist", None)
     extra = {} if whitelist is None else {"execution_whitelist": whitelist}

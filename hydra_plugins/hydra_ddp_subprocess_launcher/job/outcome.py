@@ -1,4 +1,4 @@
-"""What a rank says about its part of a job: its outcome, its process group, and to Hydra's callbacks."""
+"""The end of a job in a rank: its outcome, its use of a process group, and Hydra's callbacks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 def after_exit(stop: SystemExit) -> tuple[Outcome, int]:
-    """Read `sys.exit(…)` as Python does: None and 0 are good, a number is the code, anything else is a message."""
+    """Interpret `sys.exit(…)` as Python does: None and 0 mean success, a number is the code, others are a message."""
     if stop.code is None or (isinstance(stop.code, int) and stop.code == 0):
         return Outcome(completed=True, note="the job called sys.exit(0): its value is None"), 0
     code = int(stop.code) if isinstance(stop.code, int) else 1
@@ -40,7 +40,7 @@ def after_exit(stop: SystemExit) -> tuple[Outcome, int]:
 def outcome_of(
     job_return: JobReturn, main_namespace: Mapping[str, Any] | None, *, with_value: bool
 ) -> tuple[Outcome, int]:
-    """Return what a rank stores of a job that Hydra has run, and its exit code."""
+    """Return the outcome of a job that Hydra has run, and the exit code of the rank."""
     if job_return.status is not JobStatus.COMPLETED:
         remote = {name: value for name, value in vars(job_return).items() if name.startswith("_remote_")}
         return failure(job_return._return_value, main_namespace, remote), 1
@@ -48,7 +48,7 @@ def outcome_of(
         return Outcome(completed=True), 0
     value = job_return.return_value
     try:
-        # A value that contains itself has no end to look for tensors, but a pickle.
+        # A value that contains itself can be pickled, but not searched for tensors.
         movable = _attempt(lambda: portable(value))
         return Outcome(
             completed=True, value=frozen_config.dumps(value if movable is None else movable, main_namespace)
@@ -61,7 +61,7 @@ def outcome_of(
 def failure(
     error: BaseException, main_namespace: Mapping[str, Any] | None, remote: Mapping[str, object] | None = None
 ) -> Outcome:
-    """Return what a rank stores of a job that has failed."""
+    """Return the outcome of a job that has failed."""
     text = _attempt(lambda: "".join(traceback.format_exception(_without_hydra_frames(error)))) or repr(type(error))
     message = _attempt(lambda: str(error)) or ""
     summary = f"{type(error).__qualname__}: {message.lstrip()}".splitlines()[0].rstrip(": ")
@@ -76,10 +76,10 @@ def failure(
 
 
 def as_stored(outcome: Outcome, main_namespace: Mapping[str, Any] | None) -> Outcome:
-    """Return an outcome whose texts are bounded: a message may have megabytes, and all of it is in the log.
+    """Return an outcome with texts cut to a limit: a message may have megabytes, and the log has all of it.
 
     Args:
-        main: Names of the program's `__main__`.
+        main_namespace: Namespace of the program's `__main__`, or None if there is no program.
     """
     stored = replace(
         outcome,
@@ -90,14 +90,14 @@ def as_stored(outcome: Outcome, main_namespace: Mapping[str, Any] | None) -> Out
     )
     if stored.traceback == outcome.traceback:
         return stored
-    # Hydra 1.4's fields have the texts once more.
+    # Drop Hydra 1.4's fields, which repeat the texts.
     return replace(
         stored, exception=_attempt(lambda: _with_short_words(outcome.exception, main_namespace)), remote=None
     )
 
 
 def _with_short_words(pickled: bytes | None, main_namespace: Mapping[str, Any] | None) -> bytes | None:
-    """Return a pickled exception with bounded texts; None where they cannot be bounded."""
+    """Return a pickled exception with texts cut to a limit, or None if they cannot be cut."""
     if pickled is None:
         return None
     error: BaseException = frozen_config.loads(pickled)
@@ -109,7 +109,7 @@ def _with_short_words(pickled: bytes | None, main_namespace: Mapping[str, Any] |
 
 
 def _without_hydra_frames(error: BaseException) -> BaseException:
-    """Drop the frames above the user's function: they are Hydra's and ours, and the same for every job."""
+    """Drop the frames above the user's function, which are Hydra's and the launcher's, and the same for every job."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_name not in ("run_job", "_run_job"):
         trace = trace.tb_next
@@ -119,7 +119,7 @@ def _without_hydra_frames(error: BaseException) -> BaseException:
 
 
 def _rebuildable(error: BaseException, main_namespace: Mapping[str, Any] | None) -> bytes | None:
-    """Pickle an exception; None where it would not come back as what it is."""
+    """Pickle an exception. Return None if loading it would not return the same type."""
     data = frozen_config.dumps(error, main_namespace)
     return data if type(frozen_config.loads(data)) is type(error) else None
 
@@ -132,9 +132,9 @@ def _attempt(make: Callable[[], Any]) -> Any:
 
 
 def portable(value: Any) -> Any:
-    """Return a job's value in a form that the launching process can hold without touching a GPU.
+    """Return a job's value in a form that the launching process can load without touching a GPU.
 
-    Tensors without dimensions become numbers, others move to the CPU; dicts, lists and tuples are looked into.
+    Zero-dimensional tensors become numbers, others move to the CPU, also in dicts, lists and tuples.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
@@ -148,26 +148,26 @@ def portable(value: Any) -> Any:
 
 
 _TORCH = "torch.distributed.distributed_c10d"
-# What multiprocessing imports for its first child that is a new interpreter, into which nothing here reaches.
+# multiprocessing imports these to start a new interpreter, in which a GroupWatch cannot see process groups.
 _SPAWNED = ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver")
 
 
 class GroupWatch:
-    """Notice every default process group that this process or a fork of it opens, from now on.
+    """Detect every default process group that this process or a fork of it opens from now on.
 
-    A group that was destroyed leaves no trace in torch. So the one function through which torch announces a default
-    group is wrapped, as soon as it is there: at once, or at the first import after torch's own.
+    A destroyed group leaves no trace in torch. Therefore, the one function with which torch sets a default group is
+    wrapped as soon as it exists: at once, or at the first import after torch's own.
     """
 
     def __init__(self) -> None:
-        # Shared with forks.
+        # Shared memory, so that forks can set it.
         self._seen = mmap.mmap(-1, 1)
         self._wrapped: ModuleType | None = None
         if not self._wrap():
             sys.meta_path.insert(0, self)
 
     def find_spec(self, _name: str, _path: Any = None, _target: Any = None) -> None:
-        """Find no module: as part of `sys.meta_path` this is called before each import."""
+        """Find no module; as part of `sys.meta_path`, this is called before each import."""
         if self._wrap() and self in sys.meta_path:
             sys.meta_path.remove(self)
 
@@ -186,7 +186,7 @@ class GroupWatch:
 
         torch._update_default_pg = noting  # type: ignore[attr-defined]
         self._wrapped = torch
-        # What was opened before, as by the program's top level.
+        # A group opened earlier, for instance when the program was imported.
         self._note(getattr(getattr(torch, "GroupMember", None), "WORLD", None))
         return True
 
@@ -199,19 +199,19 @@ class GroupWatch:
 
     @property
     def ran_alone(self) -> bool:
-        """Whether torch.distributed was there, but no group of several processes, as far as can be known."""
+        """Whether torch.distributed was imported, but no group of several processes was opened, as far as is known."""
         self._wrap()
         return self._wrapped is not None and not self._seen[0] and not any(name in sys.modules for name in _SPAWNED)
 
 
 class RankCallbacks(Callbacks):
-    """The callbacks of rank 0. A process that it forks, and that goes on in the job, calls none.
+    """The callbacks of rank 0. A fork of rank 0 that continues the job calls none.
 
     Args:
         paths: Files of the job.
-        main: Namespace of the program's `__main__`; None: there is no program.
-        before_job: Is called after those of `on_job_start`, directly before the job's function.
-        can_restart: Whether the job is started again if it fails.
+        main_namespace: Namespace of the program's `__main__`, or None if there is no program.
+        before_job: Called after the `on_job_start` callbacks, directly before the job's function.
+        can_restart: Whether the job is restarted if it fails.
     """
 
     def __init__(
@@ -232,18 +232,18 @@ class RankCallbacks(Callbacks):
         self._process = os.getpid()
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Call them, and store them as they then are."""
+        """Call the callbacks, and store their state after the call."""
         if os.getpid() != self._process:
             return
         super().on_job_start(config=config, **kwargs)
         if self.callbacks:
-            # One that cannot be pickled is not lost: the launching process has its own.
+            # If they cannot be pickled, the launching process uses its own.
             with contextlib.suppress(Exception):
                 files.write_private(self._paths.callbacks, frozen_config.dumps(self.callbacks, self._main_namespace))
         self._before_job()
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        """Call them, unless the job may not be over."""
+        """Call the callbacks, unless the job may be restarted."""
         if os.getpid() != self._process or self._comes_again(job_return):
             return
         if self.callbacks:
@@ -252,7 +252,7 @@ class RankCallbacks(Callbacks):
         super().on_job_end(config=config, job_return=job_return, **kwargs)
 
     def _comes_again(self, job_return: JobReturn) -> bool:
-        """Return whether the job may be started again; if it is not, the launching process ends it."""
+        """Return whether the job may be restarted. If it is not, the launching process calls `end_job`."""
         if job_return.status is JobStatus.COMPLETED:
             return False
         if self._can_restart:
@@ -264,10 +264,10 @@ class RankCallbacks(Callbacks):
 
 
 def end_job(callbacks: Callbacks, run_dir: str, config: DictConfig, job_return: JobReturn) -> None:
-    """Call `on_job_end` for a job that is over and whose rank 0 has not called it.
+    """Call `on_job_end` for a job that is over, unless its rank 0 has called it.
 
     Args:
-        callbacks: The sweep's, for a rank 0 that has not stored its own.
+        callbacks: The sweep's callbacks, used if rank 0 has not stored its own.
         run_dir: Run directory of the job.
         config: Config of the job.
     """
@@ -288,7 +288,7 @@ def end_job(callbacks: Callbacks, run_dir: str, config: DictConfig, job_return: 
 
 @contextlib.contextmanager
 def _in_directory(path: str) -> Iterator[None]:
-    """Be where the job was, as with Hydra's own launcher, as far as that still exists."""
+    """Change to the job's directory, as with Hydra's own launcher, if it still exists."""
     try:
         earlier = os.getcwd()
         os.chdir(path)

@@ -1,4 +1,4 @@
-"""The event loop over one batch of jobs, in the launching process's main thread."""
+"""The event loop that runs one batch of jobs, in the main thread of the launching process."""
 
 from __future__ import annotations
 
@@ -54,19 +54,20 @@ from .progress import Progress
 from .resume import PreviousRuns
 
 _log = logging.getLogger(__name__)
-# Seconds between two looks at keepers that may have stopped answering.
+# Seconds between two checks for keepers that no longer answer.
 _CHECK_INTERVAL_S = 1.0
-# Seconds between two questions for devices that others have.
+# Seconds between two attempts to get devices that other processes use.
 _ASK_INTERVAL_S = 0.5
-# What a batch listens to; to SIGCONT, as a shell may have written onto the board while this process was stopped.
+# Signals that a batch handles. SIGCONT is one, as a shell may have written over the board while this process was
+# stopped.
 HEARD_SIGNALS = (*STOP_SIGNALS, *FORWARDED_SIGNALS, *CONTINUED)
 
 
 def reserve_job_port(settings: LaunchSettings) -> ReservedPort:
-    """Reserve a port of this machine for one start of a job.
+    """Reserve a port on this machine for one start of a job.
 
     Raises:
-        StartError: when there is none.
+        StartError: if no port can be used.
     """
     if settings.nnodes == 1:
         return reserve_port(settings.master_addr, settings.master_port)
@@ -75,13 +76,13 @@ def reserve_job_port(settings: LaunchSettings) -> ReservedPort:
 
 
 class FailureLimit:
-    """The option `max_failures`.
+    """Apply the option `max_failures`.
 
     Args:
         settings: Options of the sweep.
 
     Attributes:
-        is_reached: Whether too many jobs have failed, so that no more are started.
+        is_reached: Whether so many jobs have failed that no more are started.
     """
 
     def __init__(self, settings: LaunchSettings) -> None:
@@ -90,10 +91,10 @@ class FailureLimit:
         self.stops_running = settings.stop_running
 
     def check(self, failures: int) -> bool:
-        """Return whether the limit is reached now, once.
+        """Return whether the limit has just been reached; True only once.
 
         Args:
-            failures: Jobs of this run of the sweep that have failed.
+            failures: Number of failed jobs in this run of the sweep.
         """
         if self.is_reached or self._most is None or failures < self._most:
             return False
@@ -103,23 +104,23 @@ class FailureLimit:
 
     @property
     def reason(self) -> str:
-        """Why jobs are stopped that run."""
+        """Why running jobs are stopped."""
         return f"max_failures={self._most} was reached"
 
     def skip(self, failures: int) -> JobResult:
-        """Return how a job ends that is not started any more."""
+        """Return the result of a job that is not started because of the limit."""
         return skipped(f"{pluralize(failures, 'job')} failed before it (max_failures={self._most})")
 
 
 @dataclass(frozen=True)
 class PendingRestart:
-    """A job between two starts: it keeps its devices, and waits until what the last start left there is gone.
+    """A job between two starts. It keeps its devices and waits until the last start has released them.
 
     Attributes:
         plan: The job.
-        devices: Which it keeps.
-        following: The start that follows.
-        result: How the last one ended.
+        devices: Ids of the devices that it keeps.
+        following: The next start.
+        result: Result of the last start.
     """
 
     plan: PlannedJob
@@ -132,7 +133,7 @@ class PendingRestarts:
     """The jobs of a batch that are between two starts.
 
     Args:
-        allocator: Tells when their devices are free of the last start.
+        allocator: Reports when their devices are free of the last start.
     """
 
     def __init__(self, allocator: DeviceAllocator) -> None:
@@ -146,7 +147,7 @@ class PendingRestarts:
         return iter(self._pending)
 
     def add(self, restart: PendingRestart) -> bool:
-        """Let a job wait; return whether it has to, as its devices are not free yet."""
+        """Add a job, and return whether it must wait because its devices are not free yet."""
         self._pending.append(restart)
         return not self._allocator.ready(restart.devices)
 
@@ -166,10 +167,10 @@ class JobStarter:
     """Start jobs on this machine.
 
     Args:
-        allocator: Has locked the devices.
+        allocator: Holds the locks on the devices.
         rendezvous: The other nodes of the sweep.
-        held: Descriptors that keepers hold until their job is over, beside the locks on devices.
-        terminal: Stdin, stdout and stderr for rank 0; empty: it has its log.
+        held: Descriptors that keepers hold until their job is over, in addition to the device locks.
+        terminal: Stdin, stdout and stderr for rank 0. If empty, rank 0 uses its log.
     """
 
     def __init__(
@@ -197,13 +198,13 @@ class JobStarter:
         monitor: JobMonitor,
         progress: Progress,
     ) -> RunningJob | Exception:
-        """Start a job on its devices; return why it could not be started, if so.
+        """Start a job on its devices. Return the error if it cannot be started.
 
         Args:
-            attempt: Which start of it this is.
+            attempt: Which start of the job this is.
             devices: Ids of its devices.
-            base: What its ranks start from.
-            progress: Records and shows that it was started.
+            base: Environment that its ranks start from.
+            progress: Records and shows the start.
         """
         settings = self._context.settings
         port = spec = None
@@ -239,10 +240,10 @@ class Batch:
     Args:
         overrides: Override strings of each job, by its number, in order.
         progress: Records and shows what happens.
-        previous: What earlier runs of the sweep have done.
+        previous: Jobs of earlier runs of the sweep.
         rendezvous: The other nodes of the sweep.
-        fork_server: Forks ranks; None: each is a new interpreter.
-        debugging: What is different if rank 0 has the terminal.
+        fork_server: Forks ranks. If None, each rank is a new interpreter.
+        debugging: The debug session, which is inactive unless rank 0 has the terminal.
     """
 
     def __init__(
@@ -277,11 +278,11 @@ class Batch:
         self._monitor = JobMonitor(self._selector, fork_server)
 
     def run(self) -> list[JobReturn]:
-        """Run all jobs and return one JobReturn a job, in order.
+        """Run all jobs and return one JobReturn per job, in order.
 
         Raises:
-            KeyboardInterrupt: after Ctrl-C, when every rank is gone.
-            SystemExit: after SIGTERM or SIGHUP, likewise, unless a handler that was there before decides otherwise.
+            KeyboardInterrupt: on Ctrl-C, after every rank has exited.
+            SystemExit: likewise on SIGTERM or SIGHUP, unless a handler installed earlier decides otherwise.
         """
         heard = (*HEARD_SIGNALS, *self._debugging.signals)
         with self._progress.shown():
@@ -292,9 +293,9 @@ class Batch:
                 finally:
                     self._monitor.close()
                     self._allocator.close()
-                # What came while the last job was looked at, or its spawner ended, counts as well.
+                # Handle signals that arrived while the last job or its spawner ended.
                 self._obey(arrived.take())
-            # Nothing runs any more: from here on a signal does what it would do without us, however slow the reader is.
+            # Nothing runs any more: signals have their previous handlers, so a slow reader cannot block Ctrl-C.
             self._progress.finish()
         self._shutdown.leave_if_stopped()
         return [self._returns[number] for number in self._overrides]
@@ -312,7 +313,7 @@ class Batch:
 
     @property
     def _starts_none(self) -> bool:
-        """Whether no job shall be started any more, not even once more."""
+        """Whether no more jobs are started or restarted."""
         return self._shutdown.stopped or (self._limit.is_reached and self._limit.stops_running)
 
     # Before a start
@@ -331,7 +332,7 @@ class Batch:
             self._finish(prepared.number, prepared.plan, None, result)
 
     def _result_without_a_start(self, plan: PlannedJob) -> JobResult | None:
-        """Return how a job ended that is not to be started; None: it is to be."""
+        """Return the result of a job that need not be started, or None if it must be."""
         decision = self._previous.decide(plan.known, plan.config_yaml, plan.config_hash)
         if decision is not None:
             self._progress.decided(plan, decision)
@@ -345,7 +346,7 @@ class Batch:
         if self._limit.stops_running:
             for job in self._monitor.running.values():
                 job.stop(self._limit.reason)
-        # Of a sweep that is resumed, those that wait may be done: that shows when they are composed.
+        # In a resumed sweep, waiting jobs may be done already, which is known only once they are composed.
         dropped = self._queue.discard_ready() if self._previous.resumes else self._queue.clear()
         for number in dropped:
             self._finish(number, None, None, self._limit.skip(self._progress.failures))
@@ -353,7 +354,7 @@ class Batch:
     # Starting
 
     def _start_next(self) -> bool:
-        """Start the job whose turn it is; return whether there was one."""
+        """Start the next job, and return whether there was one."""
         following = self._queue.take_next()
         if following is None:
             return False
@@ -365,14 +366,14 @@ class Batch:
         return True
 
     def _start_again(self) -> None:
-        """Start jobs once more whose devices have let go of the last start."""
+        """Restart the jobs whose devices are free of the last start."""
         if self._starts_none:
             for restart in self._restarts.clear():
                 self._end_for_good(restart.plan, restart.following, restart.result)
         for restart in self._restarts.take_ready():
             error = self._start(restart.plan, restart.devices, restart.following)
             if error is not None:
-                # What it failed of before says more than that.
+                # Keep the result of the last start, which says more than this error.
                 _log.error("#%d : cannot be started again: %s", restart.plan.number, encodable(str(error)))
                 self._end_for_good(restart.plan, restart.following, restart.result)
 
@@ -396,7 +397,7 @@ class Batch:
     # Signals
 
     def _obey(self, arrived: Sequence[int]) -> None:
-        """Do what signals ask for, in order."""
+        """Act on signals, in order of arrival."""
         for number in arrived:
             rank = self._debugging.receiver(number, time.monotonic()) if self._monitor.running else None
             if rank is not None or number in FORWARDED_SIGNALS:
@@ -425,7 +426,7 @@ class Batch:
     # Watching
 
     def _wait(self, *, ready: bool) -> None:
-        """Wait for something to happen, if nothing can be done now."""
+        """Wait for an event, unless there is work to do now."""
         timeout = 0.0
         if not ready and self._looks_are_due():
             timeout = LOOK_INTERVAL_S
@@ -462,7 +463,7 @@ class Batch:
             job.stop(f"{job.difference} (check_config=error)")
 
     def _wait_for_devices(self, arrived: RecordedSignals) -> None:
-        """Leave no device to others that still holds what a job of ours left on it."""
+        """Keep the device locks until no process of the last jobs is left on the devices."""
         if not self._allocator.is_idle and not self._shutdown.stopped:
             _log.info("Waiting until the processes of the last jobs are off their devices")
         while not self._allocator.is_idle and not self._shutdown.stopped:
@@ -480,7 +481,7 @@ class Batch:
         report_for_keeper(job.spec, 0, job.report)
         self._rendezvous.observe(job.report)
         if job.spec.rendezvous_dir:
-            # What the ranks on other nodes wrote.
+            # Ranks on other nodes wrote files there.
             refresh_names(JobPaths(job.spec.run_dir).folder)
         self._compare_configs(job)
         plan = self._plans.pop(job.spec.number)
@@ -492,7 +493,7 @@ class Batch:
         if not self._starts_none:
             again = job.next_attempt(result.completed, own_port=self._settings.master_port is None)
         if job.difference and self._settings.check_config is OnConfigDifference.error:
-            # The ranks may have been done before the difference was seen. To start again would not fix it.
+            # The ranks may have finished before the difference was seen. A restart would not fix it.
             result = failed_before_start(JobFailedError(f"{job.difference} (check_config=error)"))
             again = None
         if again is None:
@@ -519,6 +520,6 @@ class Batch:
 
 
 def begin_fork_server(server: ForkServer | None, context: SweepContext, base: Mapping[str, str]) -> None:
-    """Start the fork server early, beside the composing of the first job."""
+    """Start the fork server early, so that it imports while the first job is composed."""
     if server is not None:
         server.begin(common_environment(base, sweep_env_set(context.config)))

@@ -1,7 +1,7 @@
-"""A debug session: rank 0 of the one job has the terminal of the launching process, as if it had been started there.
+"""A debug session: rank 0 of a single job uses the terminal of the launching process, as if started there.
 
-It has a session of its own all the same, so that it is supervised like every rank. A terminal lets a process of another
-session read, write and set its modes, but sends it no signals: those are passed on from here.
+Rank 0 still runs in its own session, so that it is supervised like every rank. A terminal lets a process of another
+session read, write and set its modes, but sends it no signals; this module forwards them.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from ..common.text import pluralize
 from ..job.settings import LaunchSettings
 
 _log = logging.getLogger(__name__)
-# Seconds after a Ctrl-C within which another one is for the sweep, and within which it is the same one: a wrapper such
-# as `uv run` passes on the SIGINT that the terminal has sent to all.
+# Seconds after a Ctrl-C within which a second one stops the sweep, and within which it is the same one: a wrapper such
+# as `uv run` forwards the SIGINT that the terminal has sent to every process.
 _AGAIN_S = 1.0
 _SAME_S = 0.1
 
 
 class DebugSession:
-    """What `debug` changes for a batch; without descriptors: nothing.
+    """Hold what `debug` changes for a batch. Without descriptors, it changes nothing.
 
     Args:
-        descriptors: Stdin, stdout and stderr for rank 0; empty: there is no session.
+        descriptors: Stdin, stdout and stderr for rank 0. If empty, there is no session.
 
     Attributes:
         descriptors: As given.
-        signals: To be recorded beside those of every batch. Ctrl-Z (SIGTSTP) is nobody's: a shell that came back would
-            read what is typed for rank 0, which does not stop with us.
+        signals: Signals to record in addition to those of every batch. Ctrl-Z (SIGTSTP) is ignored: rank 0 would not
+            stop, and the shell that returns would read what is typed for it.
     """
 
     def __init__(self, descriptors: tuple[int, ...] = ()) -> None:
@@ -48,7 +48,7 @@ class DebugSession:
         self._stopping = False
 
     def receiver(self, number: int, now: float) -> int | None:
-        """Return the rank for which alone a signal is; None: it is for the sweep, or for nobody.
+        """Return the only rank that a signal is for, or None if it is for the sweep or ignored.
 
         Args:
             now: Monotonic seconds.
@@ -61,16 +61,16 @@ class DebugSession:
                 self._interrupted_at = now
                 self._stopping = since <= _AGAIN_S
         elif number in STOP_SIGNALS:
-            # From now on Ctrl-C means what it always means to a sweep that is being stopped.
+            # From now on, Ctrl-C acts on the sweep, which is being stopped.
             self._stopping = True
         ours = number in (signal.SIGINT, signal.SIGWINCH)
         return 0 if ours and not self._stopping else None
 
     def restore_terminal(self) -> None:
-        """Give the terminal back the modes that it had: rank 0 may have been killed at a prompt."""
+        """Restore the modes of the terminal, as rank 0 may have been killed at a prompt."""
         if self._modes is None or _modes(self.descriptors[0]) == self._modes:
             return
-        # Set from the background, they would stop this process.
+        # Setting modes from the background would stop this process (SIGTTOU).
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
         try:
             with contextlib.suppress(termios.error):
@@ -83,19 +83,19 @@ def _modes(descriptor: int) -> list[Any] | None:
     try:
         return termios.tcgetattr(descriptor)
     except termios.error:
-        return None  # No terminal, or none any more.
+        return None  # Not a terminal, or hung up.
 
 
 @contextlib.contextmanager
 def debug_session(settings: LaunchSettings, jobs: int) -> Iterator[DebugSession]:
-    """Have a session while the block runs, if `debug` is set.
+    """Open a debug session for the duration of the block, if `debug` is set.
 
     Args:
         settings: Options of the sweep.
-        jobs: How many jobs are to run.
+        jobs: Number of jobs to run.
 
     Raises:
-        OptionError: when there is not one job to debug, but several.
+        OptionError: if `debug` is set and there is not exactly one job.
     """
     if not settings.debug:
         yield DebugSession()
@@ -119,7 +119,7 @@ def debug_session(settings: LaunchSettings, jobs: int) -> Iterator[DebugSession]
 
 
 def _copied(number: int, stream: TextIO | None) -> int:
-    """Return a copy of a standard descriptor, or of none if it was closed: then its number may be another file's."""
+    """Duplicate a standard descriptor. If it was closed, open /dev/null: its number may belong to another file."""
     if stream is not None and not stream.closed:
         with contextlib.suppress(OSError):
             return os.dup(number)

@@ -1,4 +1,4 @@
-"""A dry run: one batch of jobs shown as shell commands. Nothing is started, and nothing is left behind."""
+"""A dry run: show one batch of jobs as shell commands. It starts nothing and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _TOO_LONG = "The overrides are too long for a command that can be pasted. In a s
 
 
 class DryRun:
-    """Show the jobs of a sweep as shell commands. Nothing is started, and nothing is left behind.
+    """Show the jobs of a sweep as shell commands, starting nothing and leaving nothing behind.
 
     Args:
-        pool: The devices that they would share.
-        previous: What earlier runs of the sweep have done.
-        snapshot: What was there before the sweeper wrote.
+        pool: The devices that the jobs would share.
+        previous: Jobs of earlier runs of the sweep.
+        snapshot: State of the sweep directory before the sweeper wrote to it.
     """
 
     def __init__(
@@ -63,20 +63,20 @@ class DryRun:
         self._snapshot = snapshot
 
     def run_batch(self, overrides: Mapping[int, Sequence[str]]) -> list[JobReturn]:
-        """Print the commands of one batch of jobs, and take back what the sweeper has written.
+        """Print the commands of one batch of jobs, and undo what the sweeper has written.
 
         Returns:
-            One JobReturn a job, in order: completed with None, or failed if the job could not be started.
+            One JobReturn per job, in order: completed with None, or failed if the job could not be started.
 
         Raises:
-            SystemExit: with 0, if the sweeper would go on from values that there are not.
+            SystemExit: with code 0, if the sweeper needs the jobs' values to continue.
         """
         try:
             queue = JobQueue(self._context, self._planner, self._pool, self._allocator, overrides)
             rehearsal = _Rehearsal(self._context, queue, self._previous, overrides)
             jobs = rehearsal.run()
         finally:
-            # Nobody tells which batch is the last.
+            # Restore after each batch, as Hydra does not say which one is the last.
             self._snapshot.restore()
         lines = [shell_comment(f"dry run: {queue.summary}"), shell_comment(_HEADER)]
         lines += [line for job in jobs for line in job.lines]
@@ -85,13 +85,13 @@ class DryRun:
 
 
 def print_dry_run(context: SweepContext, lines: Sequence[str]) -> None:
-    """Print what a dry run shows of one batch.
+    """Print what a dry run shows for one batch.
 
     Args:
-        lines: What to print, a line of the shell each.
+        lines: Lines of shell input.
 
     Raises:
-        SystemExit: with 0, if the sweeper would go on from values that there are not.
+        SystemExit: with code 0, if the sweeper needs the jobs' values to continue.
     """
     ends_here = [] if context.has_basic_sweeper else [shell_comment(_ENDS_HERE)]
     sys.stdout.write("".join(f"{encodable(line)}\n" for line in (*lines, *ends_here)))
@@ -105,8 +105,8 @@ class ShownJob:
     """A job of a dry run.
 
     Attributes:
-        lines: What is printed of it.
-        job_return: What the sweeper gets.
+        lines: Lines printed for it.
+        job_return: Returned to the sweeper.
     """
 
     lines: tuple[str, ...]
@@ -114,14 +114,14 @@ class ShownJob:
 
 
 def shown_failure(number: int, overrides: Sequence[str], error: Exception) -> ShownJob:
-    """Return what is shown of a job that could not be started."""
+    """Show a job that could not be started."""
     result = failed_before_start(error)
     line = shell_comment(f"job {number}: {override_line(overrides)}: cannot start: {result.cause}")
     return ShownJob((line,), make_job_return(overrides, None, "", result))
 
 
 def shown_decision(plan: PlannedJob, previous: PreviousRuns) -> ShownJob | None:
-    """Return what is shown of a job that an earlier run has done; None: it would be run."""
+    """Show a job that would not be run because of an earlier run. Return None if it would be run."""
     decision = previous.decide(plan.known, plan.config_yaml, plan.config_hash)
     if decision is None or decision.result is None:
         return None
@@ -130,16 +130,16 @@ def shown_decision(plan: PlannedJob, previous: PreviousRuns) -> ShownJob | None:
 
 
 def shown_job(plan: PlannedJob, lines: Sequence[str]) -> ShownJob:
-    """Return what is shown of a job that would be run."""
+    """Show a job that would be run."""
     result = JobResult(completed=True, value=None)
     return ShownJob(tuple(lines), make_job_return(plan.overrides, plan.config, plan.run_dir, result))
 
 
 class _Rehearsal:
-    """Give the jobs of one batch their devices and ports as if all of them took equally long.
+    """Assign devices and ports to the jobs of one batch as if all jobs took equally long.
 
     Args:
-        previous: What earlier runs of the sweep have done.
+        previous: Jobs of earlier runs of the sweep.
         overrides: Override strings of each job, by its number, in order.
     """
 
@@ -158,7 +158,7 @@ class _Rehearsal:
         queue.base_environment()
 
     def run(self) -> list[ShownJob]:
-        """Return what is to be shown of each job, in order."""
+        """Return what to show for each job, in order."""
         running: deque[tuple[int, Allocation | None]] = deque()
         try:
             while self._queue.waiting:
@@ -191,9 +191,9 @@ class _Rehearsal:
             allocation.port.release()
 
     def _show(self, plan: PlannedJob, devices: tuple[str, ...]) -> Allocation | None:
-        """Show a job, and return what it holds; None: it could not start."""
+        """Show a job, and return its allocation, or None if it could not be started."""
         try:
-            # Held for as long as the job would run, so that jobs that run at once have different ones.
+            # Keep the port for as long as the job would run, so that concurrent jobs get different ports.
             allocation = Allocation(devices, reserve_job_port(self._context.settings))
         except LauncherError as error:
             self._fail(plan.number, error)
@@ -230,7 +230,7 @@ class _Rehearsal:
         )
 
     def _compose_args(self, plan: PlannedJob) -> quoting.ComposeArgs:
-        """Return how a rank composes this job's config: with the sweep directory of now, and not as a dry run."""
+        """Return how a rank composes this job's config: with the current sweep directory and without `dry_run`."""
         config = self._context.config
         typed = OmegaConf.to_container(config.hydra.overrides.hydra, resolve=False)
         assert isinstance(typed, list)
@@ -247,27 +247,27 @@ class _Rehearsal:
 
 
 def _holds_secrets(override: str) -> bool:
-    """Return whether an override sets several variables, secrets among them: the shell has all of them anyway."""
+    """Return whether an override sets several variables, including secrets. The shell line sets all of them anyway."""
     return override.lstrip("+").startswith("hydra.job.env_set=") and has_secret(override)
 
 
 def _without_secret(override: str) -> str:
-    """Return an override that takes a secret variable from the rank's environment, into which the shell puts it."""
+    """Return an override that reads a secret variable from the rank's environment, where the shell line puts it."""
     found = _ENV_SET.match(override)
     return f"{found[1]}=${{oc.env:{found[2]}}}" if found is not None and is_secret(found[2]) else override
 
 
 @dataclass(frozen=True)
 class DirSnapshot:
-    """What was at the place of a sweep directory before the sweeper wrote there.
+    """State of a sweep directory before the sweeper wrote to it.
 
-    Hydra's sweepers make the directory and write the sweep's config into it before they call the launcher.
+    Hydra's sweepers create the directory and write the sweep's config into it before they call the launcher.
 
     Attributes:
         written: The file that they write.
-        content: What it held; None: it was not there.
-        times_ns: When it was last read and written, nanoseconds.
-        missing: Directories that were not there, innermost first.
+        content: Its content, or None if it did not exist.
+        times_ns: When it was last read and written, in nanoseconds.
+        missing: Directories that did not exist, innermost first.
     """
 
     written: Path
@@ -277,10 +277,10 @@ class DirSnapshot:
 
     @classmethod
     def look(cls, sweep_dir: str) -> DirSnapshot:
-        """Take down what is there now.
+        """Record the current state.
 
         Raises:
-            StartError: when a file is there that cannot be read, and so could not be put back.
+            StartError: if a file exists that cannot be read, and so could not be restored.
         """
         folder = Path(os.path.abspath(sweep_dir))
         written = folder / "multirun.yaml"
@@ -297,7 +297,7 @@ class DirSnapshot:
             ) from None
 
     def restore(self) -> None:
-        """Have it as it was; directories into which somebody else has written stay. May be called twice."""
+        """Restore the state; directories that other processes have written to stay. May be called more than once."""
         if self.content is None:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 self.written.unlink()

@@ -1,4 +1,4 @@
-"""Jobs that wait for their turn: composed and planned ahead of it, and given devices when it comes."""
+"""Queue of waiting jobs: composed and planned ahead of time, and given devices when their turn comes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PreparedJob:
-    """A job that has been planned, or has turned out not to be startable.
+    """A job that has been planned or has failed to compose.
 
     Attributes:
         number: Number of the job.
-        plan: The job, which waits for its turn; None: it has left the queue.
-        error: Why it cannot start; None: it can.
+        plan: The job, which waits for its turn, or None if it has left the queue.
+        error: Why it cannot start, or None if it can.
     """
 
     number: int
@@ -39,15 +39,15 @@ class PreparedJob:
 
 
 class JobQueue:
-    """The jobs of one batch until they start, and their devices until they end.
+    """Hold the jobs of one batch until they start, and their devices until they end.
 
     Args:
-        planner: Composes and plans its jobs.
-        pool: The devices that they share.
+        planner: Composes and plans the jobs.
+        pool: The devices that the jobs share.
         overrides: Override strings of each job, by its number, in order.
 
     Raises:
-        OptionError: when a job is known to fit never.
+        OptionError: if a job is known not to fit on the devices.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class JobQueue:
         self._cached = {number: planner.take_cached(one) for number, one in overrides.items()}
         self._to_compose = [number for number, cached in self._cached.items() if cached is None]
         self._planned: dict[int, PlannedJob] = {}
-        # A job whose turn came before it was ready.
+        # A job whose turn came before it was planned.
         self._unready: int | None = None
         self._blocked_by: dict[str, str] = {}
         self._reported: dict[str, str] = {}
         self._inherited = with_terminal_size(
             scrub(os.environ, start_environment()), None if context.settings.debug else terminal_size()
         )
-        # As far as they are known.
+        # Of the jobs whose sizes are known.
         self._sizes: list[JobSize] = []
         for number, cached in self._cached.items():
             size = self._known_size(number, cached)
@@ -91,7 +91,7 @@ class JobQueue:
         else:
             values = asked_size(self._context.config)
         if values is None:
-            return None  # When its turn comes, the job fails of it alone.
+            return None  # Only this job fails, when its turn comes.
         try:
             asked = read_size(*values)
         except OptionError:
@@ -101,24 +101,24 @@ class JobQueue:
         except OptionError as error:
             raise OptionError(f"Job {number} ({override_line(self._overrides[number])}): {error}") from None
 
-    # What is to be expected
+    # Estimates
 
     @property
     def most_jobs(self) -> int:
-        """Most of these jobs that can run at a time, as far as their sizes are known."""
+        """Maximum number of these jobs that can run at a time, as far as their sizes are known."""
         least = min((size.devices for size in self._sizes), default=1)
         return min(len(self._overrides), self._pool.most_jobs(least))
 
     @property
     def most_ranks(self) -> int:
-        """Most ranks that can run at a time, as far as the jobs' sizes are known."""
+        """Maximum number of ranks that can run at a time, as far as the jobs' sizes are known."""
         pool = self._pool
         unknown = len(self._overrides) - len(self._sizes)
         if len(set(self._sizes)) == 1 and not unknown:
             return self.most_jobs * self._sizes[0].nproc
         known = [size.nproc for size in self._sizes]
         nprocs = known + [max(1, *known, len(pool.devices))] * unknown
-        # The largest ones together, as far as there is room for them.
+        # Sum of the largest jobs that may run at the same time.
         together = sum(sorted(nprocs)[-int(min(len(nprocs), pool.limit)) :])
         per_rank = 1 if unknown else min((size.devices_per_rank for size in self._sizes), default=1)
         room = len(pool.devices) * pool.jobs_per_device // per_rank
@@ -126,7 +126,7 @@ class JobQueue:
 
     @property
     def summary(self) -> str:
-        """Say how many jobs there are, how many run at a time, with how many ranks, on which devices."""
+        """How many jobs there are, how many run at a time, with how many ranks, on which devices."""
         count = len(self._overrides)
         each = f"{self._said_sizes} each" if self._sizes else "ranks as each job asks"
         pool, nnodes = self._pool, self._context.settings.nnodes
@@ -143,7 +143,7 @@ class JobQueue:
 
     @property
     def _said_sizes(self) -> str:
-        """Say how many ranks the jobs have, and on how many devices where that is another number."""
+        """How many ranks the jobs have, and on how many devices if that number differs."""
         least, most = (pick(self._sizes, key=lambda size: size.nproc) for pick in (min, max))
         ranks = pluralize("-".join(map(str, dict.fromkeys((least.nproc, most.nproc)))), "rank")
         if not self._pool.devices or all(size.devices_per_rank == 1 for size in self._sizes):
@@ -155,7 +155,7 @@ class JobQueue:
         """Return the environment that all ranks of these jobs start from.
 
         Raises:
-            OptionError: when jobs that run at once would have one port.
+            OptionError: if jobs that run at the same time would share one port.
         """
         settings = self._context.settings
         if settings.master_port is not None and self.most_jobs > 1:
@@ -168,7 +168,7 @@ class JobQueue:
         return self._with_threads(self.most_ranks)
 
     def _compose_first(self) -> None:
-        """Compose the first job if no size is known yet: what all jobs share depends on it."""
+        """Compose the first job if no size is known yet, as the shared environment depends on it."""
         if self._sizes or not self._to_compose:
             return
         number = self._to_compose[0]
@@ -182,7 +182,7 @@ class JobQueue:
             self._sizes.append(size)
 
     def environment_of(self, plan: PlannedJob) -> dict[str, str]:
-        """Return what the ranks of a job start from: fewer threads if it is larger than what was known at first."""
+        """Return the environment of a job's ranks, with fewer threads if the job is larger than assumed at first."""
         at_once = plan.size.nproc * min(len(self._overrides), self._pool.most_jobs(plan.size.devices))
         return self._with_threads(max(at_once, self.most_ranks))
 
@@ -193,19 +193,19 @@ class JobQueue:
 
     @property
     def waiting(self) -> bool:
-        """Whether jobs are in line."""
+        """Whether jobs are queued."""
         return bool(self._schedule.waiting)
 
     @property
     def can_prepare(self) -> bool:
-        """Whether something can be done ahead."""
+        """Whether a job can be composed or planned ahead of its turn."""
         return self._to_plan() is not None or bool(self._to_compose)
 
     def prepare_next(self) -> PreparedJob | None:
-        """Plan the job that is first in line, or compose another one; return what is known of the job by then.
+        """Plan the next job, or compose another one. Return None if nothing is decided about it yet.
 
-        Composing early shows early what does not compose, and how many ranks a job has; and a config file that is
-        edited while jobs run changes none of those that wait.
+        Composing early reports errors and sizes early, and shields waiting jobs from config files that are edited
+        while others run.
         """
         number = self._to_plan()
         if number is not None:
@@ -215,7 +215,7 @@ class JobQueue:
         return None
 
     def _to_plan(self) -> int | None:
-        """Return the job whose turn it is or will be next, unless it is ready."""
+        """Return the current or next job, or None if it is planned already."""
         number = self._unready if self._unready is not None else next(iter(self._schedule.waiting), None)
         return None if number in self._planned else number
 
@@ -230,10 +230,10 @@ class JobQueue:
         return None
 
     def _store_config(self, number: int) -> JobSize | None:
-        """Compose a job, and return its size; None: it is not known before its turn."""
+        """Compose a job, and return its size, or None if that is not known before its turn."""
         cached = CachedConfig.store(self._planner.compose(self._overrides[number]))
         self._cached[number] = cached
-        # What cannot be resolved is named when it is planned.
+        # If the size cannot be resolved, planning the job reports that.
         return None if cached is None or cached.size is None else self._pool.size(*read_size(*cached.size))
 
     def _plan(self, number: int) -> PreparedJob:
@@ -253,12 +253,12 @@ class JobQueue:
         return PreparedJob(number, plan)
 
     def discard(self, number: int) -> None:
-        """Take a job that waits out of the queue."""
+        """Remove a waiting job from the queue."""
         self._planned.pop(number, None)
         self._schedule.drop(number)
 
     def discard_ready(self) -> list[int]:
-        """Take the jobs that are ready to start out of the queue, and return their numbers."""
+        """Remove the jobs that are ready to start from the queue, and return their numbers."""
         ready = list(self._planned)
         for number in ready:
             self._schedule.drop(number)
@@ -266,7 +266,7 @@ class JobQueue:
         return ready
 
     def clear(self) -> list[int]:
-        """Take all jobs out of the queue, and return their numbers."""
+        """Remove all jobs from the queue, and return their numbers."""
         waiting = list(self._schedule.waiting)
         for number in waiting:
             self._schedule.drop(number)
@@ -279,11 +279,11 @@ class JobQueue:
 
     @property
     def blocked(self) -> bool:
-        """Whether the next job waits for devices that are not this sweep's."""
+        """Whether the next job waits for devices that this sweep does not hold."""
         return bool(self._blocked_by)
 
     def take_next(self) -> tuple[PlannedJob, tuple[str, ...]] | None:
-        """Return the job whose turn it is, and its devices; None: no job can start, or it is not ready."""
+        """Return the next job and its devices, or None if no job can start or it is not planned yet."""
         placement = self._schedule.choose(self._allocator.acquire)
         plan = None if placement is None else self._planned.pop(placement.job, None)
         if placement is not None and plan is not None:
@@ -292,7 +292,7 @@ class JobQueue:
         blocked_by = self._allocator.blocked_by()
         self._report_blocked(blocked_by if placement is None else {})
         if placement is None or plan is None:
-            # To plan it takes a while, and may show that it cannot start, or that it has another size.
+            # Planning takes a while, and may show that the job cannot start or has another size.
             self._unready = None if placement is None else placement.job
             return None
         return plan, placement.devices
@@ -305,11 +305,11 @@ class JobQueue:
                 _log.info("Waiting for device %s: it %s", device, why)
 
     def job_ended(self, number: int) -> None:
-        """Take a job that was started off its devices."""
+        """Release the devices of a job that was started."""
         self.pause(number)
         self._schedule.end(number)
         self._allocator.release_unused(self._schedule.devices_in_use)
 
     def pause(self, number: int) -> None:
-        """Take note that one start of a job has ended, and that another one may follow on the same devices."""
+        """Record that one start of a job has ended; another may follow on the same devices."""
         self._allocator.job_ended(self._schedule.alone_on(number))

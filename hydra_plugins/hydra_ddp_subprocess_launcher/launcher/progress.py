@@ -1,4 +1,4 @@
-"""What a person sees of a batch of jobs while they run: a board or lines, the ranks' output, and failures."""
+"""Show a batch of jobs while they run: a board or lines, the ranks' output, and failures."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from ..records.journal import SweepRecorder
 from .resume import ResumeDecision
 
 _log = logging.getLogger(__name__)
-# Seconds between two boards.
+# Seconds between two drawings of the board.
 _PAINT_INTERVAL_S = 0.25
 
 
 class Progress:
-    """Write down what happens in one batch, and show it.
+    """Record and show what happens in one batch.
 
     Args:
-        summary: What is shown at its end.
+        summary: Shown at the end of the batch.
         overrides: Override strings of each job, by its number, in order.
-        at_once: Most jobs that run at a time.
+        at_once: Maximum number of jobs that run at a time.
     """
 
     def __init__(
@@ -76,19 +76,19 @@ class Progress:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Show the board, if there is one, while the block runs, and let nobody wait for who reads what is shown."""
+        """Show the board, if any, for the duration of the block, and never wait for a slow reader of the output."""
         with self._terminal.taken():
             yield
 
     @property
     def failures(self) -> int:
-        """Jobs of this run of the sweep that have failed."""
+        """Number of failed jobs in this run of the sweep."""
         return self._recorder.failures
 
     # What happens
 
     def submitted(self, plan: PlannedJob, job_id: str, folder: str, executor: str) -> None:
-        """Take note that a job waits for its turn on a cluster.
+        """Record that a job is queued on a cluster.
 
         Args:
             folder: Where its nodes report.
@@ -101,20 +101,20 @@ class Progress:
     def started(
         self, plan: PlannedJob, attempt: Attempt, allocation: Allocation, run_id: str, nodes: tuple[str, ...] = ()
     ) -> None:
-        """Take note that a job is being started."""
+        """Record that a job is being started."""
         facts = (plan.world_size, allocation.devices, plan.run_dir, run_id, plan.config_hash, nodes)
         self._recorder.record(JobStarted(time.time(), plan.number, attempt.number, *facts))
         if not attempt.why and self._style is ShowProgress.plain:
             _log.info("\t#%d : %s", plan.number, encodable(override_line(plan.overrides)))
 
     def paused(self, plan: PlannedJob, why: str, result: JobResult) -> None:
-        """Take note that a start has ended badly, and that another one follows."""
+        """Record that a start has failed and that the job is started again."""
         self._recorder.record(JobPaused(time.time(), plan.number, result.cause))
         line = encodable(override_line(plan.overrides))
         _log.error("#%d : %s: %s\n%s", plan.number, why, line, encodable(result.block))
 
     def decided(self, plan: PlannedJob, decision: ResumeDecision) -> None:
-        """Say what becomes of a job that an earlier run of the sweep may have settled."""
+        """Show whether a job is run, given what earlier runs of the sweep have done."""
         if plan.known is None and not self._context.has_basic_sweeper:
             if not self._said_new:
                 self._said_new = True
@@ -126,11 +126,11 @@ class Progress:
         )
 
     def ended(self, number: int, result: JobResult, seconds: float | None) -> None:
-        """Take note that a job is over.
+        """Record that a job is over.
 
         Args:
             number: Number of the job.
-            seconds: From its first start; None: it was never started.
+            seconds: Seconds since its first start, or None if it was never started.
         """
         if result.skipped:
             self._recorder.record(JobSkipped(time.time(), number, result.cause))
@@ -163,13 +163,13 @@ class Progress:
         return [f"Repeat rank {rank}: {quoting.repeat_line(self._context.paths.sweep_dir, number, rank)}"]
 
     def stopped(self, name: str) -> None:
-        """Take note that a signal has stopped the sweep."""
+        """Record that a signal has stopped the sweep."""
         self._recorder.record(SweepStopped(time.time(), name))
         self._stopped_by = name
         self._terminal.hurry()
 
     def finish(self) -> None:
-        """Show what is left of the ranks' output, and the table of jobs that are over, unless more batches follow."""
+        """Show the rest of the ranks' output, and the table of finished jobs unless more batches follow."""
         if not self._view.finish(self._terminal.patience_s):
             _log.warning("\nNobody read what was shown here for long. The rest of it is in the logs of the ranks alone")
             self._terminal.hurry()
@@ -186,12 +186,12 @@ class Progress:
     # The ranks' output
 
     def tees(self, plan: PlannedJob, paths: JobPaths) -> list[LogTee]:
-        """Return what shows the output of a job's ranks on the terminal."""
+        """Return the tees that show the output of a job's ranks on the terminal."""
         chosen, debug = self._context.settings.tee_ranks, self._context.settings.debug
         alone = self._at_once == 1
         if self._has_board and chosen == (0,) and not alone:
-            return []  # Its last line is on the board.
-        # Rank 0 that has the terminal shows itself.
+            return []  # The board shows its last line.
+        # In a debug session, rank 0 writes to the terminal itself.
         ranks = [rank for rank in range(debug, plan.world_size) if chosen is None or rank in chosen]
         bare = alone and len(ranks) == 1 and not debug
         prefixes = ["" if bare else f"[job {plan.number} rank {rank}] " for rank in ranks]
@@ -199,35 +199,35 @@ class Progress:
         return [LogTee(paths.log(rank), prefix, raw=raw) for rank, prefix in zip(ranks, prefixes, strict=True)]
 
     def begin_round(self) -> None:
-        """Begin to look at all jobs once."""
+        """Begin one pass over all jobs."""
         self._recorder.flush()
         self._view.begin_round()
         self._paint()
 
     def show(self, tees: Sequence[LogTee], *, last: bool) -> None:
-        """Show what is new in the ranks' output.
+        """Show new output of the ranks.
 
         Args:
-            last: Nothing more will come.
+            last: Whether no more output will follow.
         """
         self._view.show(tees, last=last)
 
     def due_s(self, otherwise: float) -> float:
-        """Return in how many seconds to look again; `otherwise` if there is no reason here."""
+        """Return the seconds until the display needs an update, or `otherwise` if it needs none."""
         due = self._view.due_s(otherwise)
         return due if not self._has_board else min(due, max(0.0, self._paint_at - time.monotonic()))
 
     # The board
 
     def resumed(self) -> None:
-        """Take note that a shell has continued this process."""
+        """Redraw the whole board, as a shell has continued this process and may have written over it."""
         self._terminal.forget_board()
 
     def _paint(self) -> None:
         board = self._terminal.board
         if board is None or time.monotonic() < self._paint_at:
             return
-        from ..display.board import draw_board  # It brings rich.
+        from ..display.board import draw_board  # Imports rich.
 
         self._paint_at = time.monotonic() + _PAINT_INTERVAL_S
         self._terminal.paint(draw_board(self._recorder.sweep, time.time(), board.size, board.encoding))

@@ -1,4 +1,4 @@
-"""What earlier runs of the sweep have left to do: `resume`."""
+"""The option `resume`: what earlier runs of the sweep have left to do."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _MOST_KEYS = 3
 
 @dataclass(frozen=True)
 class ResumeDecision:
-    """What becomes of a job.
+    """Whether a resumed sweep runs a job.
 
     Attributes:
-        why: In a few words.
-        result: How it ended, if it is not run; None: it is run.
+        why: The reason, in a few words.
+        result: Result of a job that is not run, or None if it is run.
     """
 
     why: str
@@ -48,8 +48,8 @@ class PreviousRuns:
     """The jobs of the earlier runs of a sweep.
 
     Args:
-        record: What is known about them; None: there were none.
-        choice: What to do about them; None: the sweep begins anew.
+        record: What they have recorded, or None if there were none.
+        choice: Which jobs to run, or None if the sweep begins anew.
     """
 
     def __init__(self, record: SweepRecord | None = None, choice: Resume | None = None) -> None:
@@ -66,18 +66,18 @@ class PreviousRuns:
 
     @property
     def resumes(self) -> bool:
-        """Whether the sweep goes on with them."""
+        """Whether the sweep resumes earlier runs."""
         return self._choice is not None
 
     def find(self, number: int, overrides: Sequence[str], task: str, config_hash: str) -> JobRecord | None:
-        """Return what is known about a job, each record once: the one of its number, else one with its overrides.
+        """Return the record of a job, each record once: the one with its number, else one with its overrides.
 
-        Of several runs of it the last one counts, unless an earlier one has completed with its config.
+        If the job ran several times, the last run counts, unless an earlier one has completed with the same config.
 
         Args:
             number: Number of the job.
             task: Which function of the program it runs.
-            config_hash: SHA-256 of its own config now, hexadecimal.
+            config_hash: SHA-256 of its own current config, hexadecimal.
         """
         wanted = (tuple(overrides), task)
         keys = self._keys.get(wanted, [])
@@ -93,21 +93,21 @@ class PreviousRuns:
         return replace(chosen, attempts=max(job.attempts for job in runs))
 
     def lost(self, number: int, overrides: Sequence[str], task: str) -> list[JobRecord]:
-        """Return the runs of a job, after `find`, that may still be on a cluster, as nobody has seen their end."""
+        """Return the runs of a job that may still be on a cluster, as no end is recorded. Call `find` first."""
         runs = map(_as_stored, self._lost.get((number, tuple(overrides), task), ()))
         return [job for job in runs if not job.state.over]
 
     def left_out(self) -> list[JobRecord]:
-        """Return the runs of jobs that were not asked for with `find`, and may still be on a cluster."""
+        """Return the runs that may still be on a cluster, of jobs that `find` has not returned."""
         keys = [key for keys in self._keys.values() for key in keys]
         runs = [_as_stored(job) for key in keys for job in self._by_key[key] if job.job_id]
         return [job for job in runs if not job.state.over]
 
     def directory(self, run_dir: str, known: JobRecord | None) -> str:
-        """Return a run directory that no other job has, for one that is new, or whose own directory is gone.
+        """Return a run directory that no other job has, for a job that is new or whose own directory is gone.
 
         Args:
-            known: What is known about it; None: it is new.
+            known: Record of the job, or None if it is new.
         """
         found, count = run_dir, 1
         while found in self._taken and (known is None or found not in (known.run_dir, known.planned_dir)):
@@ -117,11 +117,11 @@ class PreviousRuns:
         return found
 
     def decide(self, job: JobRecord | None, config_yaml: str, config_hash: str) -> ResumeDecision | None:
-        """Decide what becomes of a job; None: the sweep begins anew.
+        """Decide whether to run a job. Return None if the sweep begins anew.
 
         Args:
-            job: What is known about it; None: nothing.
-            config_hash: SHA-256 of that, hexadecimal.
+            job: Record of the job, or None if there is none.
+            config_hash: SHA-256 of `config_yaml`, hexadecimal.
         """
         if self._choice is None:
             return None
@@ -146,7 +146,7 @@ def _left_out(why: str) -> ResumeDecision:
 
 
 def _as_stored(job: JobRecord) -> JobRecord:
-    """Return a job as over if its ranks had all stored that, or its nodes told so, when nobody was left to note it."""
+    """Return a job with the end that its ranks stored or its nodes published, if no process was left to record it."""
     end = JobFolder(job.folder).read_end() if job.folder and not job.state.over else None
     if end is not None and end.spec is not None:
         job = replace(job, run_dir=end.spec.run_dir, run_id=end.spec.run_id, nproc=end.spec.world_size)
@@ -171,7 +171,7 @@ def _as_stored(job: JobRecord) -> JobRecord:
 
 
 def _stored(job: JobRecord) -> JobResult | None:
-    """Return how a completed job ended, with its value; None where that is lost."""
+    """Return the result of a completed job with its value, or None if the value is lost."""
     outcome = find_outcome(JobPaths(job.run_dir), 0, job.run_id)
     if outcome is not None and outcome.completed:
         value, _ = results.value_of(outcome)
@@ -180,7 +180,7 @@ def _stored(job: JobRecord) -> JobResult | None:
 
 
 def _from_json(value: Any) -> Any:
-    """Return what `json_value` was made from, as far as JSON can tell."""
+    """Undo `json_value`, as far as JSON preserves the value."""
     if isinstance(value, str) and value in NO_NUMBERS:
         return float(value)
     if isinstance(value, Mapping):
@@ -189,7 +189,7 @@ def _from_json(value: Any) -> Any:
 
 
 def _difference(job: JobRecord, config_yaml: str) -> str:
-    """Say in which keys a job's config has changed."""
+    """Describe the keys in which a job's config has changed."""
     try:
         before = yaml.safe_load(Path(JobPaths(job.run_dir).config).read_text(encoding="utf-8"))
         now = yaml.safe_load(config_yaml)
@@ -211,7 +211,7 @@ def _said(values: Mapping[str, str], key: str) -> str:
 def _leaves(value: Any, prefix: str = "") -> list[tuple[str, str]]:
     if isinstance(value, Mapping) and value:
         return [leaf for key, part in value.items() for leaf in _leaves(part, f"{prefix}.{key}".lstrip("."))]
-    # As Python writes it: 1, 1.0 and '1' are different configs.
+    # Use repr, as 1, 1.0 and '1' are different configs.
     return [(prefix, repr(value))]
 
 
@@ -222,33 +222,33 @@ class Submissions(Protocol):
     """Jobs of earlier runs that may still be on a cluster.
 
     Attributes:
-        executor: Submitit's name of the cluster whose jobs this sweep can wait for; empty: it can wait for none.
+        executor: Submitit's name of the cluster whose jobs this sweep can wait for. Empty if it cannot wait for any.
     """
 
     executor: str
 
     def find_orphans(self, record: SweepRecord, *, fence: bool) -> None:
-        """Put the ids of jobs into their records that were submitted, but not recorded as such."""
+        """Add the ids of jobs that were submitted, but not recorded as submitted, to their records."""
 
     def state_of(self, job: JobRecord) -> str:
-        """Return the state of a job that has not ended; empty: it has.
+        """Return the state of a job, or an empty string if it has ended.
 
         Raises:
-            StartError: if the cluster does not tell.
+            StartError: if the cluster does not report it.
         """
 
     def how_to_cancel(self, job: JobRecord) -> str:
-        """Return a sentence, without its end, on how to cancel a job."""
+        """Return a sentence, without the final period, on how to cancel a job."""
 
 
 @dataclass(frozen=True)
 class SweepState:
-    """What a sweep has recorded, and records from now on.
+    """What a sweep has recorded so far, and where it records from now on.
 
     Attributes:
-        lock: On its directory; None: nothing is written.
+        lock: The sweep lock, or None if nothing is written.
         recorder: Records what happens.
-        previous: What earlier runs have done.
+        previous: Jobs of earlier runs.
     """
 
     lock: SweepLock | None
@@ -257,20 +257,20 @@ class SweepState:
 
     @property
     def held(self) -> tuple[int, ...]:
-        """Descriptors that keepers hold for the sweep: no other one takes its directory while ranks of it still run."""
+        """Descriptors that keepers hold, so that no other sweep takes the directory while ranks of this one run."""
         return () if self.lock is None else (self.lock.descriptor,)
 
 
 def open_sweep_dir(paths: SweepPaths, settings: LaunchSettings, submissions: Submissions) -> SweepState:
-    """Lock the sweep directory, and begin or go on with the record in it.
+    """Lock the sweep directory, and begin or continue its record.
 
     Args:
-        paths: Where the sweep is.
+        paths: Files of the sweep.
         settings: Options of the launcher.
         submissions: Jobs of earlier runs that may still be on a cluster.
 
     Raises:
-        StartError: when another sweep has the directory, or it cannot be used.
+        StartError: if another sweep has the directory, or it cannot be used.
     """
     lock = _lock_directory(paths, settings, submissions)
     record, previous = _read_previous(paths, settings, submissions, fence=True)
@@ -280,10 +280,10 @@ def open_sweep_dir(paths: SweepPaths, settings: LaunchSettings, submissions: Sub
 
 
 def read_sweep_dir(paths: SweepPaths, settings: LaunchSettings, submissions: Submissions) -> SweepState:
-    """Return what a dry run reads of a sweep, and does not write.
+    """Read the state of a sweep for a dry run, without writing anything.
 
     Raises:
-        StartError: when it cannot be read.
+        StartError: if it cannot be read.
     """
     record, previous = _read_previous(paths, settings, submissions, fence=False)
     recorder = SweepRecorder(None, record)
@@ -303,7 +303,7 @@ def _read_previous(
 
 
 def _read_earlier(paths: SweepPaths) -> SweepRecord | None:
-    """Return what earlier runs in the sweep directory have recorded; None: there was none."""
+    """Return what earlier runs in the sweep directory have recorded, or None if there were none."""
     try:
         record = read_journal(paths.journal)
     except FileNotFoundError:
@@ -333,7 +333,7 @@ def _read_earlier(paths: SweepPaths) -> SweepRecord | None:
 
 
 def _lock_directory(paths: SweepPaths, settings: LaunchSettings, submissions: Submissions) -> SweepLock:
-    """Lock the sweep directory, and move aside what an earlier sweep has recorded there, unless it is to be kept."""
+    """Lock the sweep directory, and move the record of an earlier sweep aside, unless it is resumed."""
     try:
         os.makedirs(paths.folder, exist_ok=True)
         lock = SweepLock(paths.claim)
@@ -357,7 +357,7 @@ def _lock_directory(paths: SweepPaths, settings: LaunchSettings, submissions: Su
 
 
 def _refuse_jobs_on_cluster(record: SweepRecord, sweep_dir: str, submissions: Submissions) -> None:
-    """Refuse a sweep whose jobs could share run directories with those that an earlier launching process has left."""
+    """Refuse a sweep whose jobs could share run directories with jobs of an earlier run that are on a cluster."""
     for job in [*record.past, *record.touched()]:
         if state := submissions.state_of(job):
             raise StartError(
@@ -368,7 +368,7 @@ def _refuse_jobs_on_cluster(record: SweepRecord, sweep_dir: str, submissions: Su
 
 
 def _refuse_jobs_of_other_launchers(record: SweepRecord, submissions: Submissions) -> None:
-    """Refuse to go on beside jobs for which this launcher cannot wait."""
+    """Refuse to resume while jobs that this launcher cannot wait for are on a cluster."""
     for job in [*record.past, *record.touched()]:
         if job.executor != submissions.executor and (state := submissions.state_of(job)):
             raise StartError(
@@ -382,7 +382,7 @@ def _beginning(settings: LaunchSettings, sweep_dir: str) -> SweepBegan:
     try:
         cwd = os.getcwd()
     except OSError:
-        cwd = ""  # Somebody deleted it.
+        cwd = ""  # It was deleted.
     return SweepBegan(
         time.time(),
         os.getpid(),

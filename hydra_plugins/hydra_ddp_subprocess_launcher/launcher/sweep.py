@@ -1,4 +1,4 @@
-"""One sweep on this machine, top to bottom."""
+"""One sweep on this machine, from its options to its summary."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ _log = logging.getLogger(__name__)
 
 
 class BatchRunner(Protocol):
-    """Runs the jobs of one `launch()` call; there is one class for each way to run them."""
+    """Run the jobs of one `launch()` call; there is one class for each way to run them."""
 
     def run_batch(self, overrides: Mapping[int, Sequence[str]]) -> list[JobReturn]:
-        """Run jobs and return one JobReturn a job, in order, whatever failed.
+        """Run jobs and return one JobReturn per job, in order, even if some failed.
 
         Args:
             overrides: Override strings of each job, by its number, in order.
@@ -66,7 +66,7 @@ class Sweep:
     """One sweep, from Hydra's `setup()` to its last `launch()`.
 
     Args:
-        cache: Configs that the sweeper composes between two calls.
+        cache: Configs that the sweeper composes between two `launch()` calls.
     """
 
     def __init__(self, context: SweepContext, cache: ConfigCache, runner: BatchRunner) -> None:
@@ -76,15 +76,16 @@ class Sweep:
         cache.record()
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
-        """Run one batch of jobs and return one JobReturn a job, in order, whatever failed.
+        """Run one batch of jobs and return one JobReturn per job, in order, even if some failed.
 
         Args:
-            job_overrides: One list of override strings a job.
+            job_overrides: One list of override strings per job.
             initial_job_idx: Number of the first job; the others count up from it.
 
         Raises:
-            KeyboardInterrupt: after Ctrl-C, when every rank is gone.
-            SystemExit: after SIGTERM or SIGHUP, likewise; after a dry run's first batch of a sweeper that needs values.
+            KeyboardInterrupt: on Ctrl-C, after every rank has exited.
+            SystemExit: likewise on SIGTERM or SIGHUP; also after the first batch of a dry run if the sweeper needs
+                the jobs' values.
         """
         self._cache.stop()
         setup_globals()
@@ -102,12 +103,12 @@ class Sweep:
 
 
 class LocalRunner:
-    """Run the jobs of a sweep on this machine, and as the first of several nodes.
+    """Run the jobs of a sweep on this machine, alone or as the first of several nodes.
 
     Args:
-        pool: The devices that they share.
-        fork_server: Forks ranks; None: each is a new interpreter.
-        summary: What is shown at the end of the sweep.
+        pool: The devices that the jobs share.
+        fork_server: Forks ranks. If None, each rank is a new interpreter.
+        summary: Shown at the end of the sweep.
     """
 
     def __init__(
@@ -131,12 +132,12 @@ class LocalRunner:
         self._summary = summary
         self._sources = watch_sources(context)
         if fork_server is not None:
-            # Not a process longer than the sweep: no call says which batch is the last.
+            # End the fork server with the sweep: no call says which batch is the last.
             weakref.finalize(self, fork_server.close)
         show_at_the_end(self, context, summary, state.recorder)
 
     def run_batch(self, overrides: Mapping[int, Sequence[str]]) -> list[JobReturn]:
-        """Run jobs and return one JobReturn a job, in order, whatever failed.
+        """Run jobs and return one JobReturn per job, in order, even if some failed.
 
         Args:
             overrides: Override strings of each job, by its number, in order.
@@ -181,7 +182,7 @@ class FollowingRunner:
     """Run this node's part of the jobs that the first node starts.
 
     Args:
-        pool: The devices of this node.
+        pool: Devices of this node.
     """
 
     def __init__(
@@ -193,7 +194,7 @@ class FollowingRunner:
         self._allocator = allocator
 
     def run_batch(self, overrides: Mapping[int, Sequence[str]]) -> list[JobReturn]:
-        """Take part in jobs and return one JobReturn a job, in order; values are the first node's alone.
+        """Take part in jobs and return one JobReturn per job, in order. Only the first node gets values.
 
         Args:
             overrides: Override strings of each job, by its number, in order.
@@ -209,13 +210,13 @@ class FollowingRunner:
 def open_sweep(
     hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig, submissions: Submissions
 ) -> Sweep:
-    """Check all that can be checked before a job is known, and choose how the jobs of a sweep are run here.
+    """Check everything that can be checked before any job is known, and choose how to run the jobs of a sweep.
 
     Args:
         submissions: Jobs of earlier runs that may still be on a cluster.
 
     Raises:
-        LauncherError: for what the user can fix.
+        LauncherError: for an error that the user can fix.
     """
     settings = read_settings(launcher_options(config))
     context = make_context(hydra_context, task_function, config, settings)
@@ -253,7 +254,7 @@ def _open_dry_run(
     return Sweep(context, cache, DryRun(context, planner, pool, allocator, previous, snapshot))
 
 
-# What all ways to run a sweep have in common
+# Common to all ways to run a sweep
 
 
 def launcher_options(config: DictConfig) -> dict[str, object]:
@@ -273,10 +274,10 @@ def launcher_options(config: DictConfig) -> dict[str, object]:
 def make_context(
     hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig, settings: LaunchSettings
 ) -> SweepContext:
-    """Return what a sweep is.
+    """Make the context of a sweep.
 
     Raises:
-        StartError: if this process cannot launch, or its program not be run again.
+        StartError: if this process cannot launch, or its program cannot be run again.
     """
     if not settings.allow_nested:
         refuse_as_rank(os.environ, sys.orig_argv)
@@ -295,13 +296,13 @@ def make_context(
 
 
 def check_env_set(context: SweepContext, devices: tuple[str, ...] = ()) -> None:
-    """Refuse a `hydra.job.env_set` with variables that are the launcher's.
+    """Refuse a `hydra.job.env_set` that sets the launcher's own variables.
 
     Args:
         devices: Ids of the devices that jobs share.
 
     Raises:
-        StartError: naming one.
+        StartError: naming one of them.
     """
     env_set = OmegaConf.to_container(context.config.hydra.job.env_set, resolve=False)
     assert isinstance(env_set, dict)
@@ -311,16 +312,16 @@ def check_env_set(context: SweepContext, devices: tuple[str, ...] = ()) -> None:
 
 
 def watch_sources(context: SweepContext) -> SourceWatch:
-    """Return the program's source files as they are now."""
+    """Return a watch over the program's source files as they are now."""
     entry = context.entry
     return SourceWatch(entry.program.main_script if isinstance(entry, ProgramEntry) else None)
 
 
 def take_snapshot(context: SweepContext) -> DirSnapshot:
-    """Return what a dry run has to put back.
+    """Return the state that a dry run restores.
 
     Raises:
-        OptionError: if it could not put back what the sweeper writes.
+        OptionError: if it cannot undo what the sweeper writes.
     """
     storage = OmegaConf.select(context.config, "hydra.sweeper.storage", default=None)
     if storage is not None:
@@ -332,10 +333,10 @@ def take_snapshot(context: SweepContext) -> DirSnapshot:
 
 
 def make_summary(context: SweepContext, nnodes: int | None = None) -> Summary:
-    """Return what is shown at the end of a sweep.
+    """Return the summary to show at the end of a sweep.
 
     Args:
-        nnodes: Number of nodes on which its command is started; None: as many as its jobs have.
+        nnodes: Number of nodes on which the sweep's command is started, or None for as many as its jobs have.
     """
     config, entry = context.config, context.entry
     command: tuple[str, ...] = ()
@@ -362,7 +363,7 @@ def make_summary(context: SweepContext, nnodes: int | None = None) -> Summary:
 
 
 def show_at_the_end(runner: object, context: SweepContext, summary: Summary, recorder: SweepRecorder) -> None:
-    """Show the summary when the runner is forgotten, or the process ends: no call says which batch is the last."""
+    """Show the summary when the runner is collected or the process exits: no call says which batch is the last."""
     if not context.has_one_batch:
         prepare_table()
         weakref.finalize(runner, _show_summary, summary, recorder)
@@ -377,16 +378,16 @@ def _show_summary(summary: Summary, recorder: SweepRecorder) -> None:
 
 
 def make_sweep_dir(config: DictConfig) -> None:
-    """Make the sweep directory, with the mode that `hydra.sweep.mode` asks for."""
+    """Create the sweep directory with the mode `hydra.sweep.mode`."""
     sweep_dir = Path(str(config.hydra.sweep.dir))
     sweep_dir.mkdir(parents=True, exist_ok=True)
-    # Not in Hydra's schema, but honoured by its joblib and submitit launchers, too.
+    # Not in Hydra's schema, but its joblib and submitit launchers honour it, too.
     mode = OmegaConf.select(config, "hydra.sweep.mode")
     if mode is not None:
         sweep_dir.chmod(int(str(mode), base=8))
 
 
-# What only a sweep on this machine has
+# Only for a sweep on this machine
 
 
 def _devices(context: SweepContext) -> tuple[DevicePool, DeviceAllocator]:
@@ -394,7 +395,7 @@ def _devices(context: SweepContext) -> tuple[DevicePool, DeviceAllocator]:
     variable = settings.device_env_var
     nvml = Nvml(variable, os.environ)
     devices = find_devices(settings.devices, variable, os.environ, nvml)
-    # Other nodes wait for the jobs one after the other.
+    # Other nodes wait for the jobs in order.
     pool = DevicePool(devices, settings.jobs_per_device, settings.max_parallel_jobs, in_order=settings.nnodes > 1)
     pool.size(settings.nproc_per_node, settings.devices_per_rank)
     locks = None
@@ -403,13 +404,13 @@ def _devices(context: SweepContext) -> tuple[DevicePool, DeviceAllocator]:
     allocator = DeviceAllocator(name_devices(devices, variable, nvml), nvml, locks, settings.min_free_memory_gb)
     if settings.dry_run:
         allocator.close()
-        # Whether a device is in use now, and how much memory it has, does not count: nothing is started on it.
+        # Nothing is started, so it does not matter whether a device is in use or how much memory it has.
         allocator = DeviceAllocator({}, Nvml("", {}), None, None)
     return pool, allocator
 
 
 def _check_nodes(context: SweepContext) -> None:
-    """Refuse what several nodes cannot do together."""
+    """Refuse options that do not work on several nodes."""
     settings, config = context.settings, context.config
     if settings.nnodes == 1:
         return
@@ -429,7 +430,7 @@ def _check_nodes(context: SweepContext) -> None:
 
 
 def _fork_server(context: SweepContext) -> ForkServer | None:
-    """Return what forks ranks, or say why nothing does."""
+    """Return the fork server. If `preload` has no effect, log why and return None."""
     settings, entry = context.settings, context.entry
     if settings.preload == ():
         return None
