@@ -33,16 +33,16 @@ from .sweep_view import (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0; 1, it did not work; 2, wrong usage or nothing there; 130, Ctrl-C.
+    """Run one command and return its exit code: 0; 1 if it failed; 2 for wrong usage or nothing there; 130 for Ctrl-C.
 
     Args:
-        argv: Arguments; None: those of the process.
+        argv: Arguments, or None for those of the process.
     """
     arguments = _parser().parse_args(argv)
     if sys.stdout is None:
-        return 0  # It was closed: nobody wants to know.
+        return 0  # stdout was closed, so there is no reader.
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # File names and what ranks print can be anything.
+        # File names and the output of ranks can hold any bytes.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _COMMANDS[arguments.command](arguments)
@@ -51,10 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"hydra-ddp {arguments.command}: {error}\n")
         return error.code
     except OSError as error:
-        # Python would complain again of what could not be written when it ends.
+        # Python would report the failed write again when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
-            return 0  # Its reader, such as `head`, has what it wanted.
+            return 0  # The reader, such as `head`, has read all it wants.
         sys.stderr.write(f"hydra-ddp {arguments.command}: {error}\n")
         return 1
     except KeyboardInterrupt:
@@ -123,7 +123,7 @@ def _chosen(arguments: argparse.Namespace) -> SweepPaths:
 
 
 def _status(arguments: argparse.Namespace) -> None:
-    from . import show as words  # It brings Hydra and rich.
+    from . import show as words  # Imports Hydra and rich.
 
     watch = SweepReader(_chosen(arguments))
     if arguments.watch and arguments.output:
@@ -156,7 +156,7 @@ def _command(arguments: argparse.Namespace) -> None:
     ranks = chosen_ranks(job, arguments.rank)
     facts = _facts(job)
     for rank in ranks:
-        # Not as text: names of files need not be any.
+        # Bytes, as file names need not be valid text.
         sys.stdout.buffer.write(os.fsencode(quoting.rank_line(facts, rank)) + b"\n")
 
 
@@ -201,7 +201,7 @@ def _timeline(arguments: argparse.Namespace) -> None:
 
 def _results(arguments: argparse.Namespace) -> None:
     from ..display.tables import text_table
-    from ..records import journal as results  # It brings Hydra.
+    from ..records import journal as results  # Imports Hydra.
     from ..records.events import JobState
 
     record = SweepReader(_chosen(arguments)).look().record
@@ -222,7 +222,7 @@ def _results(arguments: argparse.Namespace) -> None:
         sys.stdout.write("No job of this sweep is over yet.\n")
     else:
         header, *rows = table
-        # Directories and attempts are for programs; a column without a word tells nothing.
+        # Directories and attempts are for programs, and an empty column says nothing.
         chosen = [
             place
             for place, title in enumerate(header)
@@ -233,7 +233,7 @@ def _results(arguments: argparse.Namespace) -> None:
 
 
 def _last_sign(snapshot: SweepSnapshot) -> float:
-    """Return when something of a sweep that is over was last written, Unix time in seconds."""
+    """Return when a sweep that is over last wrote anything, as Unix time in seconds."""
     logs = [JobPaths(job.run_dir).log(0) for job in snapshot.record.jobs.values() if job.run_dir]
     written = [os.stat(path).st_mtime for path in [snapshot.paths.journal, *logs] if os.path.exists(path)]
     return max(written, default=0.0)
@@ -262,22 +262,22 @@ if __name__ == "__main__":
     sys.exit(main())
 
 
-# Seconds for the launching process to take note of a signal, which it cannot while it composes a job.
+# Seconds for the launching process to act on a signal, which it cannot while it composes a job.
 _NOTED_WITHIN_S = 5.0
-# Seconds after which a second signal is one of its own; within 0.3 s both would be one order.
+# Seconds after which a second signal counts; within 0.3 s both are one order.
 _APART_S = 0.5
 _LOOK_INTERVAL_S = 0.05
 
 
 def stop_sweep(watch: SweepReader, say: Callable[[str], object], *, now: bool) -> None:
-    """Ask a running sweep to end, and say what will happen.
+    """Ask a running sweep to stop, and say what will happen.
 
     Args:
-        say: Is given the lines.
-        now: Kill its jobs at once.
+        say: Prints a line.
+        now: Whether to kill its jobs at once.
 
     Raises:
-        CommandError: when there is nothing to stop, or that cannot be done from here.
+        CommandError: if there is nothing to stop, or it cannot be stopped from here.
     """
     snapshot = watch.look()
     holder = _reachable(snapshot)
@@ -295,7 +295,7 @@ def stop_sweep(watch: SweepReader, say: Callable[[str], object], *, now: bool) -
 
 
 def _reachable(snapshot: SweepSnapshot) -> LockOwner:
-    """Return the launching process of a live sweep, if it can have a signal from here."""
+    """Return the launching process of a live sweep, if this process can send it a signal."""
     holder, where = snapshot.holder, snapshot.paths.sweep_dir
     if holder is None or not snapshot.live:
         raise CommandError(f"No sweep runs in {where}, so there is nothing to stop. {in_words(snapshot)}")
@@ -311,7 +311,7 @@ def _reachable(snapshot: SweepSnapshot) -> LockOwner:
 
 
 def _is_same(holder: LockOwner) -> bool:
-    """Return whether a process is that one and not a later one with its number."""
+    """Return whether a process is the recorded one, and not a later one with the same pid."""
     return holder.start == processes.process_start(holder.pid) and processes.is_running(holder.pid)
 
 
@@ -331,10 +331,10 @@ def _what_happens(snapshot: SweepSnapshot, *, now: bool) -> str:
 
 def _send(holder: LockOwner) -> None:
     if not _is_same(holder):
-        return  # It has just ended, which is what was wanted.
+        return  # It has just ended, as asked.
     try:
         os.kill(holder.pid, signal.SIGTERM)
-        # One that was stopped (Ctrl-Z) could not take it.
+        # A stopped process (Ctrl-Z) could not handle it.
         os.kill(holder.pid, signal.SIGCONT)
     except ProcessLookupError:
         return
@@ -343,7 +343,7 @@ def _send(holder: LockOwner) -> None:
 
 
 def _waits_for_more(watch: SweepReader, holder: LockOwner) -> bool:
-    """Wait until a second signal counts; return whether the sweep still runs."""
+    """Wait until a second signal counts as one, and return whether the sweep still runs."""
     began = time.monotonic()
     while time.monotonic() - began < _NOTED_WITHIN_S:
         if not _is_same(holder):
@@ -360,10 +360,10 @@ _PIECE_BYTES = 64 * 1024
 
 
 class Tail:
-    """Read one log, and what takes its place when the job is started again.
+    """Read one log, and the one that replaces it if the job is restarted.
 
     Args:
-        prefix: Put before each line, which is then read as a whole and in its last state; empty: bytes as they are.
+        prefix: Written before each whole line, in its last state; if empty, bytes pass unchanged.
     """
 
     def __init__(self, path: str, prefix: bytes = b"") -> None:
@@ -373,19 +373,19 @@ class Tail:
         self._rest = b""
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield what has arrived since the last call."""
+        """Yield what was written since the last call."""
         while True:
             yield from self._read()
             following = self._following()
             if following is None:
                 return
-            # What was still written before the file was moved aside.
+            # What was written before the file was moved aside.
             yield from self._read()
             yield self.end()
             self._file = following
 
     def end(self) -> bytes:
-        """Return a last line that was not ended, and close the file."""
+        """Close the file, and return its last line if that has no end."""
         if self._file is not None:
             self._file.close()
         rest, self._rest = self._rest, b""
@@ -396,7 +396,7 @@ class Tail:
             yield self._shown(data)
 
     def _following(self) -> BinaryIO | None:
-        """Open the file that is there now, if it is another one."""
+        """Open the file that is there now, if it is not the open one."""
         try:
             same = self._file is not None and os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path))
             return None if same else open(self._path, "rb")
@@ -417,14 +417,14 @@ def _last_state(line: bytes) -> bytes:
 
 
 def chosen_ranks(job: JobRecord, rank: int | None) -> Sequence[int]:
-    """Return the ranks of a job that are meant.
+    """Return the chosen ranks of a job.
 
     Args:
         job: One that was started.
-        rank: One of its ranks; None: all.
+        rank: One of its ranks, or None for all.
 
     Raises:
-        CommandError: when it has no such rank.
+        CommandError: if it has no such rank.
     """
     if rank is None:
         return range(job.nproc)
@@ -439,10 +439,10 @@ def print_logs(job: JobRecord, rank: int | None, attempt: int | None, out: Binar
 
     Args:
         job: One that was started.
-        attempt: Number of an earlier start; None: the last one.
+        attempt: Number of an earlier start, or None for the last one.
 
     Raises:
-        CommandError: when there is none, or it cannot be read.
+        CommandError: if there is none, or it cannot be read.
     """
     paths = _paths(job, attempt)
     ranks = chosen_ranks(job, rank)
@@ -477,14 +477,14 @@ def _unreadable(job: JobRecord, rank: int, attempt: int | None, error: OSError) 
 
 
 def follow_logs(watch: SweepReader, number: int, rank: int | None, out: BinaryIO) -> None:
-    """Print logs as they grow, until the job is over.
+    """Print logs as they grow, until the job ends.
 
     Args:
         number: Number of the job.
 
     Raises:
-        CommandError: when there is no such job or rank, or the job was never started.
-        BrokenPipeError: when nobody reads any more.
+        CommandError: if there is no such job or rank, or the job was never started.
+        BrokenPipeError: if the reader is gone.
     """
     tails: list[Tail] = []
     while True:
@@ -506,7 +506,7 @@ def follow_logs(watch: SweepReader, number: int, rank: int | None, out: BinaryIO
 
 def _wait(out: BinaryIO) -> None:
     reader = select.poll()
-    # No event is asked for: only that the reader is gone is told, though nothing is written.
+    # With no events requested, poll reports only that the reader is gone.
     reader.register(out, 0)
     if reader.poll(_LOOK_INTERVAL_MS):
         raise BrokenPipeError

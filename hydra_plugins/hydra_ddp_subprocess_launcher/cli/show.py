@@ -30,19 +30,19 @@ from ..records.events import Event, JobEnded, JobPaused, JobsAdded, JobStarted, 
 from ..resources.devices import Nvml
 from .sweep_view import CommandError, SweepReader, SweepSnapshot, in_words
 
-# Seconds between two looks.
+# Seconds between two reads of the journal.
 _INTERVAL_S = 0.5
-# Columns and lines of what is no terminal: all that runs is shown.
+# Columns and lines if there is no terminal, so that everything that runs is shown.
 _PAGE = (120, 10_000)
 # Of a picture, in which rows for jobs are as many as on a screen.
 _PICTURE = (110, 40)
 
 
 def status(snapshot: SweepSnapshot, out: TextIO) -> str:
-    """Return the state of a sweep in words, its board, and the table of its jobs when it is over.
+    """Return the state of a sweep in words, its board, and the table of its jobs if it is over.
 
     Args:
-        out: For which terminal, if it is one.
+        out: The stream to format for, which may be a terminal.
     """
     lines = [in_words(snapshot), *_board_lines(snapshot, out)]
     if not snapshot.live and snapshot.record.jobs:
@@ -66,7 +66,7 @@ def _is_unicode(out: TextIO) -> bool:
 
 
 def watch_status(watch: SweepReader, out: TextIO) -> None:
-    """Show the state of a sweep until it is over: on a terminal painted anew, else again whenever a job goes on."""
+    """Show the state of a sweep until it is over: redraw it on a terminal, else print it at each change of a job."""
     at_terminal = out.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     snapshot = (_repaint if at_terminal else _print_changes)(watch, out)
     out.write(status(snapshot, out))
@@ -89,7 +89,7 @@ def _repaint(watch: SweepReader, out: TextIO) -> SweepSnapshot:
 
 @contextlib.contextmanager
 def _continued(act: Callable[[], None]) -> Iterator[None]:
-    """Do something whenever a shell has continued this process: it has written below the board."""
+    """Call something whenever a shell continues this process, as it has written below the board."""
     earlier = signal.signal(signal.SIGCONT, lambda *_: act())
     try:
         yield
@@ -118,7 +118,7 @@ def write_picture(snapshot: SweepSnapshot, path: str) -> None:
         path: The file; its name ends in .svg.
 
     Raises:
-        CommandError: when it does not, or cannot be written.
+        CommandError: if it does not, or cannot be written.
     """
     if not path.endswith(".svg"):
         raise CommandError(f"{path}: the picture of a board is an SVG. Name a file that ends in .svg.", 2)
@@ -148,11 +148,11 @@ _MOST_CAUSES = 3
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """One device, as NVML tells.
+    """One device, as NVML reports it.
 
     Attributes:
         id: Its number there.
-        model: What kind it is; None, here as below: NVML does not tell.
+        model: Its kind. None, here as below, if NVML does not report it.
         uuid: Its name in every process.
         free_bytes: Free memory.
         total_bytes: All memory.
@@ -167,14 +167,14 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class SweepInfo:
-    """How a sweep stands.
+    """The state of a sweep.
 
     Attributes:
-        argv: Its command line, with what may be a secret left out.
+        argv: Its command line without what may be a secret.
         launcher: Version of this package that ran it.
-        standing: What has become of it.
+        status: Whether it runs, and how it ended if not.
         jobs: Number of jobs, by state.
-        first_causes: Why the first ones failed that did.
+        first_causes: Causes of the first failures.
     """
 
     argv: tuple[str, ...]
@@ -189,11 +189,11 @@ class Info:
     """All of a report.
 
     Attributes:
-        versions: Of packages, Python and the system; None: not installed.
-        driver: Version of NVIDIA's driver; None: there is none.
-        devices: As NVML tells.
+        versions: Of packages, Python and the system; None if not installed.
+        driver: Version of NVIDIA's driver, or None.
+        devices: As NVML reports them.
         visible_devices: Variables that hide devices.
-        sweep: The sweep; None: none was found.
+        sweep: The sweep, or None if none was found.
     """
 
     versions: Mapping[str, str | None]
@@ -204,7 +204,7 @@ class Info:
 
 
 def join(environ: Mapping[str, str], snapshot: SweepSnapshot | None) -> Info:
-    """Look at this machine, and at a sweep.
+    """Collect facts about this machine and a sweep.
 
     Args:
         sight: The sweep; None: there is none.
@@ -287,12 +287,12 @@ def _sweep_lines(sweep: SweepInfo | None) -> list[str]:
     ]
 
 
-# Stands for a device where jobs have none.
+# Stands for a device if jobs have none.
 NO_DEVICE = ""
 
 
 class BarStatus(Enum):
-    """How one start of a job has ended."""
+    """How one start of a job ended."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -306,8 +306,8 @@ class Row:
     """A line of the picture: a device, or a part of one that several jobs share.
 
     Attributes:
-        device: Its id; NO_DEVICE: for jobs without one.
-        lane: Counts the jobs that are on it at once, from 0.
+        device: Its id, or NO_DEVICE for jobs without one.
+        lane: Index among the jobs that share it, from 0.
     """
 
     device: str
@@ -324,7 +324,7 @@ class Bar:
         status: How it ended.
         began_at: Unix time in seconds.
         ended_at: Likewise.
-        rows: Where it was, one a device.
+        rows: One for each of its devices.
     """
 
     job: int
@@ -359,7 +359,7 @@ def make_timeline(events: Sequence[Event], over_at: float | None, now: float) ->
 
     Args:
         events: What happened, in order.
-        over_at: When there was a last sign of a sweep that is over, Unix time in seconds; None: it runs.
+        over_at: Last sign of a sweep that is over, Unix time in seconds, or None if it runs.
         now: The same of this moment.
     """
     left, end = (BarStatus.RUNNING, now) if over_at is None else (BarStatus.LOST, over_at)
@@ -376,7 +376,7 @@ def _places(added: JobsAdded) -> range:
 
 
 def _attempts(events: Iterable[Event], left: BarStatus, end: float) -> list[Bar]:
-    """Return a bar for each start of a job; those that have not ended are `left` and reach to the end."""
+    """Return a bar for each start of a job; those without an end reach to the right edge."""
     done: list[Bar] = []
     running: dict[int, Bar] = {}
     last_at = 0.0
@@ -401,7 +401,7 @@ def _status(event: JobPaused | JobEnded) -> BarStatus:
 
 
 def _placed(bars: Sequence[Bar]) -> tuple[Bar, ...]:
-    """Return the bars, each in the lowest lane of each of its devices that is free while it lasts."""
+    """Put each bar into the lowest lane of its devices that is free while it lasts."""
     free_at: dict[str, list[float]] = {}
     placed = []
     for bar in bars:
@@ -422,7 +422,7 @@ def _row_order(row: Row) -> tuple[bool, int, str, int]:
 
 
 def blocks(rows: Iterable[int]) -> list[range]:
-    """Return neighbouring places as one: a job on devices 0 and 1 is one block of two rows.
+    """Join neighbouring rows: a job on devices 0 and 1 is one block of two rows.
 
     Args:
         rows: Places of rows, counted from the top.

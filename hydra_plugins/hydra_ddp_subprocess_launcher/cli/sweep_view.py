@@ -1,6 +1,6 @@
-"""A sweep as seen from outside its launching process: where it is, whether it runs, and what its journal tells.
+"""A sweep seen from outside its launching process: where it is, whether it runs, and what its journal says.
 
-Without Hydra, which would take longer to import than all the rest of a command.
+This module does without Hydra, which takes longer to import than everything else that a command needs.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ..records.journal import read_events
 from ..records.sweep_lock import LockOwner, live_owner, read_owner
 
 _MULTIRUN = "multirun"
-# Folders below ./multirun in which a sweep is looked for: Hydra's own layout has two, a date and a time.
+# Levels below ./multirun to search for a sweep. Hydra's own layout has two, a date and a time.
 _DEEPEST = 4
 _MOST_NAMED = 10
 
 
 class CommandError(Exception):
-    """Why a command of `hydra-ddp` cannot do its work.
+    """Report why a command of `hydra-ddp` failed.
 
     Args:
         message: What happened, why, and what next.
-        code: Exit code: 2 for what is not there, or was asked for wrongly, 1 for what did not work.
+        code: Exit code: 2 if something is not there or was asked for wrongly, 1 if it did not work.
     """
 
     def __init__(self, message: str, code: int = 1) -> None:
@@ -38,7 +38,7 @@ class CommandError(Exception):
 
 
 class SweepStatus(Enum):
-    """What has become of a sweep."""
+    """Whether a sweep runs, and how it ended if not."""
 
     LIVE = "running"
     ENDED = "ended"
@@ -52,10 +52,10 @@ class SweepSnapshot:
 
     Attributes:
         paths: Where it is.
-        standing: What has become of it.
-        holder: Its launching process; None: it has ended by itself.
+        status: Whether it runs, and how it ended if not.
+        holder: Its launching process, or None if that exited by itself.
         events: All that happened, in order.
-        record: What follows from that; of a sweep that is over, with the jobs that are lost or were never started.
+        record: The state that these events lead to; once the sweep is over, jobs are lost or never started.
     """
 
     paths: SweepPaths
@@ -95,7 +95,7 @@ class SweepSnapshot:
 
 
 def folder_of(job: JobRecord) -> str:
-    """Return the folder with the files of a job: a later job with the same run directory has moved them aside."""
+    """Return the folder with a job's files, which a later job in the same run directory may have moved aside."""
     paths = JobPaths(job.run_dir)
     folders = [paths.folder, *map(paths.earlier, sorted(_earlier(paths), reverse=True))]
     return next((folder for folder in folders if _holds(folder, job)), paths.folder)
@@ -113,7 +113,7 @@ def _earlier(paths: JobPaths) -> list[int]:
 def _holds(folder: str, job: JobRecord) -> bool:
     try:
         facts = json.loads(Path(folder, os.path.basename(JobPaths("").facts)).read_bytes())
-        # Not its number, which may have been another one's in an earlier run of the sweep.
+        # Not its number, which another job may have had in an earlier run of the sweep.
         if job.run_id:
             return bool(facts["environment"]["TORCHELASTIC_RUN_ID"] == job.run_id)
         return bool(facts["job"] == job.number)
@@ -122,7 +122,7 @@ def _holds(folder: str, job: JobRecord) -> bool:
 
 
 class SweepReader:
-    """Look at a sweep again and again; its journal is read when it has changed."""
+    """Follow a sweep; read its journal whenever it has changed."""
 
     def __init__(self, paths: SweepPaths) -> None:
         self._paths = paths
@@ -130,13 +130,13 @@ class SweepReader:
         self._events: tuple[Event, ...] = ()
 
     def look(self) -> SweepSnapshot:
-        """Return what is the case now.
+        """Return the sweep as it is now.
 
         Raises:
             CommandError: when that cannot be read.
         """
         try:
-            # The claim first: else jobs that end meanwhile would be taken for lost.
+            # The lock first: otherwise jobs that end in between would count as lost.
             holder, live = _holder(self._paths.claim)
             journal = os.stat(self._paths.journal)
             state = (journal.st_ino, journal.st_size, journal.st_mtime_ns)
@@ -158,17 +158,17 @@ class SweepReader:
 
 
 def _holder(claim: str) -> tuple[LockOwner | None, bool]:
-    """Return who has a claim, or had it when it was killed, and whether it lives."""
+    """Return the process that has the sweep lock, or had it when it was killed, and whether it is alive."""
     try:
         os.close(os.open(claim, os.O_RDONLY | os.O_CLOEXEC))
     except FileNotFoundError:
-        return None, False  # Somebody has copied the sweep without it.
+        return None, False  # The sweep was copied without its lock.
     live = live_owner(claim)
     return (live, True) if live is not None else (read_owner(claim), False)
 
 
 def _as_left(record: SweepRecord) -> SweepRecord:
-    """Return the record of a sweep that is over: nothing in it runs or waits any more."""
+    """Return the record of a sweep that is over, in which no job runs or waits."""
     become = {
         JobState.WAITING: JobState.NEVER_STARTED,
         JobState.PENDING: JobState.LOST,
@@ -207,7 +207,7 @@ def _local(at: float) -> str:
 
 
 def numbers(jobs: Sequence[int]) -> str:
-    """Return numbers for people: `0-3, 7`."""
+    """Format numbers for people: `0-3, 7`."""
     runs: list[list[int]] = []
     for number in sorted(jobs):
         if runs and number == runs[-1][-1] + 1:
@@ -241,13 +241,13 @@ def chosen_sweep(directory: str) -> SweepPaths:
 
 
 def default_sweep() -> SweepPaths | None:
-    """Return the sweep in the current directory, else the newest below ./multirun; None: there is none."""
+    """Return the sweep in the current directory, else the newest one below ./multirun, or None."""
     here = SweepPaths(os.getcwd())
     return here if os.path.exists(here.journal) else newest_sweep(os.path.abspath(_MULTIRUN))
 
 
 def newest_sweep(folder: str) -> SweepPaths | None:
-    """Return the sweep below a folder whose journal was written last; None: there is none."""
+    """Return the sweep below a folder whose journal was written last, or None."""
     found = [(os.stat(paths.journal).st_mtime_ns, paths.sweep_dir) for paths in _sweeps_below(folder)]
     return SweepPaths(max(found)[1]) if found else None
 
@@ -257,6 +257,6 @@ def _sweeps_below(folder: str) -> Iterator[SweepPaths]:
         paths = SweepPaths(path)
         if os.path.exists(paths.journal):
             yield paths
-        # A sweep's jobs may have very many files, and no sweeps.
+        # A job may have very many files, and no sweep is among them.
         if os.path.exists(paths.journal) or path[len(folder) :].count(os.sep) >= _DEEPEST:
             folders.clear()

@@ -320,8 +320,8 @@ def _read_earlier(paths: SweepPaths) -> SweepRecord | None:
     if record.formats - {FORMAT}:
         raise StartError(
             f"Cannot resume the sweep in {paths.sweep_dir}: another version of this package ran it, and stored the "
-            "outcomes of its jobs in a format that this one cannot read. Resume it with that version, or choose another "
-            "hydra.sweep.dir."
+            "outcomes of its jobs in a format that this one cannot read. Resume it with that version, or choose "
+            "another hydra.sweep.dir."
         )
     if record.unreadable:
         _log.warning(
@@ -348,7 +348,7 @@ def _lock_directory(paths: SweepPaths, settings: LaunchSettings, submissions: Su
         why = error.strerror or str(error)
         where = error.filename or paths.folder
         raise StartError(
-            f"The sweep directory {paths.sweep_dir} cannot be used: {why}: {where}. Mend that, or choose another "
+            f"Cannot use sweep directory {paths.sweep_dir}: {why}: {where}. Fix that, or choose another "
             "hydra.sweep.dir."
         ) from None
     if aside is not None:

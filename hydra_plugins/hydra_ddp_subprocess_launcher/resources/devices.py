@@ -468,6 +468,6 @@ def _is_at(descriptor: int, path: str) -> bool:
 
 def _unusable(path: str, why: str) -> OptionError:
     return OptionError(
-        f"{path}, which keeps sweeps from using the same device, cannot be used: {why}. Mend it, or do without by "
+        f"{path}, which keeps sweeps from using the same device, cannot be used: {why}. Fix it, or do without by "
         "hydra.launcher.lock_devices=false."
     )

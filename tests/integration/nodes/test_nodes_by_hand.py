@@ -211,7 +211,7 @@ def test_resumed(nodes: Nodes) -> None:
     (code, output), (other_code, other) = nodes.run(
         "x=1,2", "+j1.r3=ok", "+all=square", "hydra.launcher.resume=unfinished", BEHAVE_AGAIN="1"
     )
-    # The config of both has changed by the mended step.
+    # The config of both has changed by the fixed step.
     assert (code, other_code) == (0, 0), output + other
     (code, output), (other_code, other) = nodes.run(
         "x=1,2", "+j1.r3=ok", "+all=square", "hydra.launcher.resume=unfinished"
@@ -256,12 +256,12 @@ def test_a_job_that_does_not_compose(nodes: Nodes) -> None:
 
 def test_restarts(nodes: Nodes) -> None:
     """The groups of all nodes start again, together."""
-    before = "import os\nif 'RANK' in os.environ and os.environ['HYDRA_DDP_ATTEMPT'] != '0': os.environ['MENDED'] = '1'"
+    before = "import os\nif 'RANK' in os.environ and os.environ['HYDRA_DDP_ATTEMPT'] != '0': os.environ['FIXED'] = '1'"
     nodes.app = write_app(nodes.runner, before)
     text = nodes.app.read_text().replace(
         "return behave.act(cfg)",
         "value = behave.act(cfg)\n"
-        "    if os.environ['RANK'] == '2' and 'MENDED' not in os.environ: raise ValueError('once')\n"
+        "    if os.environ['RANK'] == '2' and 'FIXED' not in os.environ: raise ValueError('once')\n"
         "    behave.run_step('meet', cfg)\n    return value",
     )
     nodes.app.write_text(text)
