@@ -234,9 +234,7 @@ def known(number: int, state: JobState, **changes: Any) -> JobRecord:
     return JobRecord(number, (f"x={number}",), state, **{**facts, **changes})
 
 
-@pytest.mark.parametrize(
-    ("choice", "starts"), [(Resume.unfinished, [1, 2, 3]), (Resume.failed, [1])], ids=lambda one: str(one)
-)
+@pytest.mark.parametrize(("choice", "starts"), [(Resume.unfinished, [1, 2, 3]), (Resume.failed, [1])], ids=str)
 def test_resume(tmp_path: Path, choice: Resume, starts: list[int], caplog: pytest.LogCaptureFixture) -> None:
     """A job that has completed is not run again, and has its value; one that has failed is; others as was asked for."""
     caplog.set_level(logging.INFO)
