@@ -6,7 +6,6 @@ jobs run, or that does not come to its end, fails the test.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +36,6 @@ from hydra_plugins.hydra_ddp_subprocess_launcher.groups.running_job import Runni
 from hydra_plugins.hydra_ddp_subprocess_launcher.job.frozen_config import CachedConfig, Frozen, dumps
 from hydra_plugins.hydra_ddp_subprocess_launcher.job.plan import Allocation, Attempt, PlannedJob
 from hydra_plugins.hydra_ddp_subprocess_launcher.job.settings import LaunchSettings, SweepContext, read_settings
-from hydra_plugins.hydra_ddp_subprocess_launcher.launcher import batch as batch_module
 from hydra_plugins.hydra_ddp_subprocess_launcher.launcher.batch import Batch, JobStarter
 from hydra_plugins.hydra_ddp_subprocess_launcher.launcher.debug import DebugSession
 from hydra_plugins.hydra_ddp_subprocess_launcher.launcher.job_queue import JobQueue
@@ -75,10 +73,9 @@ def make_context(sweep_dir: Path, **changes: Any) -> SweepContext:
     }
     hydra_context: Any = SimpleNamespace(callbacks=Callbacks(), config_loader=None)
     entry: Any = SimpleNamespace(task=SimpleNamespace(module="app", qualname="main"))
-    context = SweepContext(
+    return SweepContext(
         hydra_context, _task, OmegaConf.create(config), settings(**changes), entry, SweepPaths(str(sweep_dir))
     )
-    return context
 
 
 def _task(_config: DictConfig) -> None:

@@ -85,9 +85,7 @@ OF_ANOTHER = {
     "earlier, plain": pickle.dumps({"format": FORMAT - 1, "content": None}),
     "without a format": pickle.dumps({"content": 1}),
     "a class that is gone": b"\x80\x04\x8c\x08no_such_\x8c\x05Class\x93)\x81.",
-    "a class that has moved": (
-        b"cthe_module_that_was_renamed\nOutcome\n)\x81."
-    ),
+    "a class that has moved": (b"cthe_module_that_was_renamed\nOutcome\n)\x81."),
     "a class of today": pickle.dumps(OUTCOME),
 }
 

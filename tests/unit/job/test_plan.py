@@ -139,9 +139,7 @@ def written(plan: PlannedJob) -> tuple[LaunchSpec, GroupSpec]:
     return spec, group
 
 
-def test_the_payload_is_the_one_that_was_announced(
-    plan: PlannedJob, written: tuple[LaunchSpec, GroupSpec]
-) -> None:
+def test_the_payload_is_the_one_that_was_announced(plan: PlannedJob, written: tuple[LaunchSpec, GroupSpec]) -> None:
     """Its digest is the start's, and ranks read from it what was planned."""
     spec, _ = written
     paths = JobPaths(plan.run_dir)
@@ -190,7 +188,10 @@ def test_a_shared_run_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "named"),
     [
-        (PermissionError(13, "Permission denied", "/run/.ddp"), ["Permission denied", "/run/.ddp", "hydra.sweep.subdir"]),
+        (
+            PermissionError(13, "Permission denied", "/run/.ddp"),
+            ["Permission denied", "/run/.ddp", "hydra.sweep.subdir"],
+        ),
         (OSError(24, "Too many open files"), ["Too many open files"]),
         (ValueError("embedded null byte"), ["embedded null byte", "hydra.sweep.subdir"]),
     ],

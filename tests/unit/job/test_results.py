@@ -364,9 +364,7 @@ def test_a_damaged_error_file(verdict: Callable[..., JobResult], paths: JobPaths
     assert judged.cause == "rank 0 failed with exit code 4"
 
 
-@pytest.mark.parametrize(
-    "data", [b"damaged", files.dump(failed(run_id="another"))], ids=["damaged", "another start's"]
-)
+@pytest.mark.parametrize("data", [b"damaged", files.dump(failed(run_id="another"))], ids=["damaged", "another start's"])
 def test_an_outcome_that_does_not_count(verdict: Callable[..., JobResult], paths: JobPaths, data: bytes) -> None:
     """An outcome that cannot be read, or is not of this start, is as good as none."""
     Path(paths.outcome(0)).write_bytes(data)

@@ -185,9 +185,7 @@ def test_a_restart_that_cannot_be_started(tmp_path: Path, caplog: pytest.LogCapt
 @pytest.mark.parametrize(("number", "error"), [(INT, KeyboardInterrupt), (TERM, SystemExit)])
 def test_a_signal_stops_the_batch(tmp_path: Path, number: int, error: type[BaseException]) -> None:
     """What runs is ordered to end, nothing more is started, not even once more, and the process ends as told."""
-    sweep = scripted_sweep(
-        tmp_path, 3, arrives(number), obeys(0), obeys(1), max_parallel_jobs=2, max_restarts=3
-    ).run()
+    sweep = scripted_sweep(tmp_path, 3, arrives(number), obeys(0), obeys(1), max_parallel_jobs=2, max_restarts=3).run()
     assert sweep.starts == [0, 1]
     assert [[(one.at_once, one.detail) for one in sent] for sent in sweep.monitor.sent] == [
         [(False, signal.Signals(number).name)]
@@ -236,15 +234,11 @@ def known(number: int, state: JobState, **changes: Any) -> JobRecord:
     return JobRecord(number, (f"x={number}",), state, **{**facts, **changes})
 
 
-@pytest.mark.parametrize(
-    ("choice", "starts"), [(Resume.unfinished, [1, 2, 3]), (Resume.failed, [1])], ids=lambda one: str(one)
-)
+@pytest.mark.parametrize(("choice", "starts"), [(Resume.unfinished, [1, 2, 3]), (Resume.failed, [1])], ids=str)
 def test_resume(tmp_path: Path, choice: Resume, starts: list[int], caplog: pytest.LogCaptureFixture) -> None:
     """A job that has completed is not run again, and has its value; one that has failed is; others as was asked for."""
     caplog.set_level(logging.INFO)
-    record = known_jobs(
-        known(0, JobState.COMPLETED, value=0.25), known(1, JobState.FAILED), known(2, JobState.LOST)
-    )
+    record = known_jobs(known(0, JobState.COMPLETED, value=0.25), known(1, JobState.FAILED), known(2, JobState.LOST))
     script = [ends(number, number) for number in starts]
     sweep = scripted_sweep(tmp_path, 4, *script, previous=PreviousRuns(record, choice), record=record).run()
     assert sweep.starts == starts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,14 +14,15 @@ from hydra_plugins.hydra_ddp_subprocess_launcher.common.errors import OptionErro
 from hydra_plugins.hydra_ddp_subprocess_launcher.job.frozen_config import CachedConfig
 from hydra_plugins.hydra_ddp_subprocess_launcher.launcher import job_queue
 from hydra_plugins.hydra_ddp_subprocess_launcher.launcher.job_queue import JobQueue
+from hydra_plugins.hydra_ddp_subprocess_launcher.launcher.resume import PreviousRuns
+from hydra_plugins.hydra_ddp_subprocess_launcher.resources.devices import DeviceAllocator, Nvml
 from hydra_plugins.hydra_ddp_subprocess_launcher.resources.schedule import DevicePool, JobSize
+from support.scripted import ScriptedPlanner, make_context
 
 NOTHING: Any = None
 
 
-def line(
-    pool: DevicePool, sizes: list[object], compose: Callable[[Sequence[str]], object] | None = None
-) -> JobQueue:
+def line(pool: DevicePool, sizes: list[object], compose: Callable[[Sequence[str]], object] | None = None) -> JobQueue:
     """Return a line of jobs whose configs ask for these numbers of ranks, or of ranks and of devices for each of them.
 
     "?" is one that was not composed yet.
@@ -124,3 +126,119 @@ def test_a_size_that_never_fits() -> None:
     with pytest.raises(OptionError, match=r"Job 1 \(job=1\): A job of 2 ranks on 2 devices each does not fit"):
         line(DevicePool(("a", "b")), [(1, 2), (2, 2)])
     assert line(DevicePool(("a", "b")), [1, 0, "many", None, (1, 0)]).most_jobs == 2
+
+
+# --- jobs on their way to their turn
+
+
+class Queue:
+    """A queue of jobs `x=0`, `x=1`, …, and what was asked of their planner."""
+
+    def __init__(
+        self, folder: Path, jobs: int, pool: DevicePool | None = None, early: Sequence[int] = (), **planner: Any
+    ) -> None:
+        pool = pool or DevicePool()
+        self.planner = ScriptedPlanner(folder, PreviousRuns(), early=early, **planner)
+        context = make_context(folder)
+        context.config.hydra.launcher.nproc_per_node = "${size}"
+        context.config.size = 1
+        allocator = DeviceAllocator({}, Nvml("", {}), None, None)
+        given: Any = self.planner
+        overrides = {number: [f"x={number}"] for number in range(jobs)}
+        self.queue = JobQueue(context, given, pool, allocator, overrides)
+
+    def prepare_all(self) -> list[tuple[int, bool]]:
+        """Do all that can be done ahead; return the jobs of which something was told, and if they are planned."""
+        found = []
+        while self.queue.can_prepare:
+            prepared = self.queue.prepare_next()
+            if prepared is not None:
+                found.append((prepared.number, prepared.plan is not None))
+        return found
+
+    def take(self) -> tuple[int, tuple[str, ...]] | None:
+        taken = self.queue.take_next()
+        return None if taken is None else (taken[0].number, taken[1])
+
+
+def test_what_is_done_ahead(tmp_path: Path) -> None:
+    """The first in line is planned; of the others each is composed, which shows early what does not compose."""
+    queue = Queue(tmp_path, 4, errors={2: KeyError("y")})
+    assert queue.prepare_all() == [(0, True), (2, False)]
+    assert queue.planner.calls == [
+        ("compose", 0),
+        ("plan", 0),
+        ("compose", 1),
+        ("compose", 2),
+        ("compose", 3),
+    ]
+    # What has failed has left the queue.
+    queue.queue.take_next()
+    assert queue.queue.waiting
+    queue.queue.job_ended(0)
+    assert queue.prepare_all() == [(1, True)]
+    assert queue.take() == (1, ())
+    queue.queue.job_ended(1)
+    assert queue.prepare_all() == [(3, True)]
+    # Each was composed once.
+    assert [number for call, number in queue.planner.calls if call == "compose"] == [0, 1, 2, 3]
+
+
+def test_jobs_that_the_sweeper_has_composed(tmp_path: Path) -> None:
+    """They are not composed again."""
+    queue = Queue(tmp_path, 3, early=range(3))
+    assert queue.prepare_all() == [(0, True)]
+    assert queue.planner.calls == [("plan", 0)]
+
+
+def test_a_turn_that_comes_too_early(tmp_path: Path) -> None:
+    """A job that is not ready does not start, and is prepared next; its devices are not taken meanwhile."""
+    queue = Queue(tmp_path, 2, DevicePool(("0", "1")), early=range(2))
+    assert queue.take() is None
+    assert queue.queue.prepare_next() is not None
+    assert queue.take() == (0, ("0",))
+    # The second one has its turn as well, but nobody has planned it.
+    assert queue.take() is None
+    assert queue.queue.can_prepare
+    assert queue.prepare_all() == [(1, True)]
+    assert queue.take() == (1, ("1",))
+    assert not queue.queue.waiting and not queue.queue.can_prepare
+    assert queue.take() is None
+
+
+def test_a_job_that_is_larger_than_was_known(tmp_path: Path) -> None:
+    """What its own config asks for counts: it waits for as many devices, and a smaller one starts before it."""
+    queue = Queue(tmp_path, 3, DevicePool(("0", "1")), sizes={1: 2})
+    assert queue.prepare_all()[0] == (0, True)
+    assert queue.take() == (0, ("0",))
+    queue.prepare_all()
+    assert queue.take() is None
+    queue.prepare_all()
+    assert queue.take() == (2, ("1",))
+    queue.queue.job_ended(0)
+    assert queue.take() is None
+    queue.queue.job_ended(2)
+    assert queue.take() == (1, ("0", "1"))
+
+
+def test_a_job_that_does_not_fit(tmp_path: Path) -> None:
+    """If that shows only when it is composed it fails alone."""
+    queue = Queue(tmp_path, 2, DevicePool(("0",)), sizes={1: 2})
+    assert queue.prepare_all() == [(0, True), (1, False)]
+    assert queue.take() == (0, ("0",))
+    assert not queue.queue.waiting
+
+
+def test_discarded(tmp_path: Path) -> None:
+    """One that was taken out does not start, nor what was ready, nor, at last, any."""
+    queue = Queue(tmp_path, 4, early=range(4))
+    queue.prepare_all()
+    queue.queue.discard(0)
+    assert queue.take() is None
+    assert queue.prepare_all() == [(1, True)]
+    assert queue.queue.discard_ready() == [1]
+    assert queue.queue.discard_ready() == []
+    assert queue.prepare_all() == [(2, True)]
+    assert queue.queue.clear() == [2, 3]
+    assert not queue.queue.waiting and not queue.queue.can_prepare and queue.take() is None
+    assert queue.queue.clear() == []

@@ -22,6 +22,7 @@ from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import (
     Limits,
     Note,
     Preempt,
+    RankOptions,
     RendezvousDir,
     Started,
     Stop,
@@ -460,7 +461,7 @@ def test_preempted(start: Callable[..., Job], tmp_path: Path, to_all: bool) -> N
     Whether the cluster has sent it to all processes, before or after the launcher tells of it, or to one alone.
     """
     argv = (sys.executable, "-c", PREEMPTED)
-    job = start("", argv=argv, ignored=(signal.SIGUSR2,), limits=Limits(grace_period_s=1.0))
+    job = start("", argv=argv, rank_options=RankOptions((signal.SIGUSR2,)), limits=Limits(grace_period_s=1.0))
     for rank in (0, 1):
         wait_for_file(job, tmp_path / f"ready_{rank}")
     job.wait("started")
@@ -524,7 +525,7 @@ def on_node(start: Callable[..., Job], tmp_path: Path) -> Callable[..., Job]:
 
     def start_it(node: int, script: str, **changes: object) -> Job:
         ranks = (2 * node, 2 * node + 1)
-        changes.setdefault("meeting", RendezvousDir(str(tmp_path / "meeting"), node, 2))
+        changes.setdefault("rendezvous", RendezvousDir(str(tmp_path / "meeting"), node, 2))
         return start(
             script,
             2,
@@ -637,7 +638,7 @@ def test_a_keeper_of_one_node_is_killed(on_node: Callable[..., Job], tmp_path: P
 def test_nodes_that_cannot_meet(on_node: Callable[..., Job], tmp_path: Path) -> None:
     """No rank is started, and the error says where they would have met."""
     (tmp_path / "file").write_text("")
-    job = on_node(1, SLEEP, meeting=RendezvousDir(str(tmp_path / "file" / "m"), 1, 2))
+    job = on_node(1, SLEEP, rendezvous=RendezvousDir(str(tmp_path / "file" / "m"), 1, 2))
     report = report_of(job)
     assert (report.reason, report.cause, report.hosts) == (StopReason.START_FAILED, 2, ())
     assert report.detail == f"Not a directory: {tmp_path}/file/m, where its nodes meet"
