@@ -1,4 +1,4 @@
-"""A job before its start: composed, frozen, and turned into the commands and environments of its ranks."""
+"""Plan a job: compose and freeze its config, and build the commands and environments of its ranks."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ _log = logging.getLogger(__name__)
 
 
 class JobSizes(Protocol):
-    """What bounds the size of a job: the devices of this machine, or what a job asks of a cluster."""
+    """Limits the size of a job: the devices of this machine, or the resources requested from a cluster."""
 
     def size(self, asked: int | None, devices_per_rank: int) -> JobSize:
-        """Return how large a job is on each node that asks for so many ranks (None: `auto`).
+        """Return the size on each node of a job that asks for this number of ranks (None for `auto`).
 
         Raises:
-            OptionError: if that does not fit.
+            OptionError: if the job does not fit.
         """
 
 
 class KnownJobs(Protocol):
-    """What earlier runs of the sweep have recorded about its jobs."""
+    """Records of the sweep's jobs from its earlier runs."""
 
     @property
     def resumes(self) -> bool:
-        """Whether the sweep goes on with them."""
+        """Whether the sweep resumes earlier runs."""
 
     def find(self, number: int, overrides: Sequence[str], task: str, config_hash: str) -> JobRecord | None:
-        """Return the record of a job, each once; None: it is new."""
+        """Return the record of a job, each record once, or None if the job is new."""
 
     def directory(self, run_dir: str, known: JobRecord | None) -> str:
         """Return a run directory that no other job has, for a job that is new or whose directory is gone."""
@@ -62,12 +62,12 @@ class Attempt:
     """Which start of a job this is.
 
     Attributes:
-        number: Starts before this one, for whatever reason.
-        restarts: Those of them that followed a failure (`max_restarts`).
-        port_clash: Whether one of them followed a port that was taken.
-        unanswered: Those of them that no spawner took up.
+        number: Number of earlier starts, for any reason.
+        restarts: Number of starts so far that followed a failure (`max_restarts`).
+        port_clash: Whether one of the starts followed a port that was taken.
+        unanswered: Number of earlier starts that no spawner took up.
         why: Why this start follows another; empty for the first.
-        since: The first start, monotonic seconds.
+        since: Time of the first start, monotonic seconds.
     """
 
     number: int = 0
@@ -80,10 +80,10 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a job holds while it runs.
+    """Devices and port that a job holds while it runs.
 
     Attributes:
-        devices: Ids of its devices; empty: none.
+        devices: Ids of its devices; may be empty.
         port: Its rendezvous port.
         locked: Names under which the devices are locked.
     """
@@ -101,16 +101,16 @@ class PlannedJob:
         number: Number of the job.
         overrides: Its override strings.
         config: Its final config.
-        cached: The same, cached; None: it cannot be, or was not asked for.
-        frozen: What is resolved of it.
-        size: How large it is on each node.
+        cached: The same config, pickled, or None if it cannot be pickled or this was not requested.
+        frozen: Resolved values of the config.
+        size: Its size on each node.
         nnodes: Number of nodes.
         argv: Command of its ranks.
         cwd: Directory in which they start.
-        payload: What they will read.
+        payload: Read by the ranks.
         config_yaml: Its own config, not resolved.
-        config_hash: SHA-256 of that, hexadecimal.
-        known: What an earlier run of the sweep has recorded about it; None: nothing.
+        config_hash: SHA-256 of `config_yaml`, hexadecimal.
+        known: Record of the job from an earlier run of the sweep, or None.
     """
 
     number: int
@@ -148,10 +148,10 @@ class JobPlanner:
 
     Args:
         cache: Configs that the sweeper has composed.
-        sizes: Bounds the ranks of a job.
-        known: What earlier runs have recorded.
-        job_id: Stands for `hydra.job.id` if that is not known before a job runs; None: it is the job's number.
-        keep_configs: Whether plans have their config cached, too.
+        sizes: Limits the size of a job.
+        known: Records of earlier runs.
+        job_id: Placeholder for `hydra.job.id` if that is not known before a job runs, or None to use the job's number.
+        keep_configs: Whether plans also hold a pickle of their config.
     """
 
     def __init__(
@@ -172,14 +172,14 @@ class JobPlanner:
         self._keep_configs = keep_configs
 
     def take_cached(self, overrides: Sequence[str]) -> CachedConfig | None:
-        """Return the config that the sweeper has composed from these overrides, each once; None: it has not."""
+        """Return a config that the sweeper has composed from these overrides, each config once, or None."""
         return self._cache.take(overrides)
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
         """Compose a job's config.
 
         Raises:
-            Exception: whatever composing raises.
+            Exception: anything that composing raises.
         """
         loader = self._context.hydra_context.config_loader
         config: DictConfig = loader.load_sweep_config(self._context.config, list(overrides))
@@ -189,7 +189,7 @@ class JobPlanner:
         """Compose a job's config, unless the sweeper has done so already, and plan the job.
 
         Raises:
-            Exception: whatever composing raises, and as `plan`.
+            Exception: anything that composing raises, and as `plan`.
         """
         cached = self.take_cached(overrides)
         return self.plan(number, overrides, cached.load() if cached is not None else self.compose(overrides))
@@ -199,11 +199,11 @@ class JobPlanner:
 
         Args:
             number: Number of the job.
-            config: Composed from them; it is made final in place.
+            config: Config composed from the overrides; it is made final in place.
 
         Raises:
-            FreezeError: for what cannot be handed to ranks.
-            OptionError: for a size that cannot be.
+            FreezeError: if the config cannot be passed to ranks.
+            OptionError: if the size is not possible.
         """
         context = self._context
         _refuse_other_launcher(context.config, config)
@@ -222,7 +222,7 @@ class JobPlanner:
             argv=argv,
             cwd=cwd,
             payload=self._payload(overrides, config, frozen),
-            # Now, when it costs no time between two jobs.
+            # Pickle it now, which does not delay the start of the next job.
             cached=CachedConfig.store(config) if self._keep_configs else None,
             config_yaml=config_yaml,
             config_hash=config_hash,
@@ -230,10 +230,10 @@ class JobPlanner:
         )
 
     def _freeze(self, number: int, config: DictConfig, known: JobRecord | None) -> Frozen:
-        # An earlier run of the job has its checkpoints there.
+        # Keep the directory of an earlier run of the job, which has its checkpoints.
         run_dir = known.run_dir if known is not None and os.path.isdir(known.run_dir) else None
         frozen = frozen_config.freeze(config, number, run_dir, self._job_id)
-        # Not if jobs share a directory on purpose.
+        # Without an interpolation, jobs share a directory on purpose.
         if self._known.resumes and run_dir is None and OmegaConf.is_interpolation(config.hydra.sweep, "subdir"):
             run_dir = self._known.directory(frozen.run_dir, known)
             frozen = frozen_config.freeze(config, number, run_dir, self._job_id)
@@ -255,7 +255,7 @@ class JobPlanner:
 
 
 def _refuse_other_launcher(sweep_config: DictConfig, config: DictConfig) -> None:
-    """Refuse a job that chose other launcher options, which came too late. Hydra 1.4 does so itself."""
+    """Refuse a job that chooses other launcher options, as the launcher exists already. Hydra 1.4 does so itself."""
     ours, theirs = (OmegaConf.to_container(one.hydra.launcher, resolve=False) for one in (sweep_config, config))
     assert isinstance(ours, dict) and isinstance(theirs, dict)
     for key in [*ours, *theirs]:
@@ -310,12 +310,12 @@ def _callbacks(context: SweepContext) -> bytes | None:
 def build_launch_spec(
     plan: PlannedJob, attempt: Attempt, allocation: Allocation, settings: LaunchSettings, *, rendezvous_dir: str = ""
 ) -> LaunchSpec:
-    """Return one start of a job, without writing anything.
+    """Build the launch spec for one start of a job, without writing anything.
 
     Args:
-        attempt: Which start of it this is.
+        attempt: Which start of the job this is.
         settings: Options of the sweep.
-        rendezvous_dir: Directory in which the nodes of its starts find each other, absolute; empty: it has one node.
+        rendezvous_dir: Rendezvous directory of the job, absolute, or empty if the job has one node.
     """
     run_id = f"hydra-ddp-{uuid.uuid4().hex[:12]}-job{plan.number}"
     return LaunchSpec(
@@ -347,15 +347,15 @@ def build_launch_spec(
 
 
 def build_group_spec(spec: LaunchSpec, base: Mapping[str, str], node: int = 0) -> GroupSpec:
-    """Return what the keeper of one node needs.
+    """Build the group spec for the keeper of one node.
 
     Args:
         spec: The start of the job.
-        base: What ranks on that node start from.
+        base: Environment that ranks on that node start from.
         node: Number of the node.
 
     Raises:
-        StartError: when the job's environment contradicts its devices.
+        StartError: if the job's environment contradicts its devices.
     """
     paths = JobPaths(spec.run_dir)
     ranks = range(node * spec.nproc, (node + 1) * spec.nproc)
@@ -376,27 +376,27 @@ def build_group_spec(spec: LaunchSpec, base: Mapping[str, str], node: int = 0) -
 
 
 def write_job_files(spec: LaunchSpec, group: GroupSpec, payload: Payload, config_yaml: str) -> None:
-    """Write what ranks, people and later runs of the sweep read into the run directory.
+    """Write the files for ranks, users and later runs of the sweep into the run directory.
 
     Args:
         spec: The start of the job.
         config_yaml: The job's own config, not resolved.
 
     Raises:
-        OSError: when the run directory cannot be written.
+        OSError: if the run directory cannot be written.
     """
     paths = JobPaths(spec.run_dir)
     make_job_folder(paths)
     write_private(paths.payload, dump(payload))
     for rank in range(spec.world_size):
-        # As torchrun does: libraries put files of their own beside it.
+        # As torchrun does: libraries write their own files next to the error file.
         os.makedirs(os.path.dirname(error_file(spec, rank)), exist_ok=True)
     write_text(paths.facts, json.dumps(job_facts(spec, group.environment), indent=2) + "\n")
     write_private(paths.config, config_yaml.encode("utf-8", "surrogateescape"))
 
 
 def job_facts(spec: LaunchSpec, environment: Mapping[str, str]) -> dict[str, object]:
-    """Return what `job.json` has: what is worth knowing about a job; of the environment, what differs from ours.
+    """Return the content of `job.json`: the facts of a job, with the environment as changes from this process's own.
 
     Args:
         spec: The start of the job.
@@ -422,10 +422,10 @@ def job_facts(spec: LaunchSpec, environment: Mapping[str, str]) -> dict[str, obj
 
 
 def refuse_shared_run_dir(run_dir: str, in_use: Iterable[tuple[int, str]]) -> None:
-    """Refuse a run directory that another job has.
+    """Refuse a run directory that another job uses.
 
     Args:
-        in_use: Number and run directory of the jobs that have one.
+        in_use: Number and run directory of each job that is using one.
 
     Raises:
         StartError: naming that job.
@@ -442,7 +442,7 @@ def refuse_shared_run_dir(run_dir: str, in_use: Iterable[tuple[int, str]]) -> No
 def start_error(error: Exception, job: PlannedJob) -> Exception:
     """Return an error that says where a job could not be started, and why."""
     if isinstance(error, ValueError):
-        # Such as a NUL in its name.
+        # For example, a NUL in its name.
         return StartError(
             f"Cannot use run directory {job.run_dir!r}: {error}. Choose another one (hydra.sweep.subdir)."
         )

@@ -1,4 +1,4 @@
-"""What ranks run: the user's program again or its pickled job function, and the source files that must not change."""
+"""Find what ranks run, the user's program or its pickled job function, and watch its source files for changes."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class ProgramEntry:
     """Ranks run the user's program again.
 
     Attributes:
-        program: How.
+        program: The command to run.
         flags: Config flags of the sweep's command line that a rank needs, too.
-        config_name: The flag that names the primary config; empty: there was none.
-        task: Which of the program's functions.
+        config_name: The flag that names the primary config, or empty if there was none.
+        task: Which of the program's functions is the job.
         start: How this process was started, for the interpreter and its flags.
     """
 
@@ -68,15 +68,15 @@ class FunctionEntry:
 
 
 def find_entry(chosen: Entry, task_function: TaskFunction) -> ProgramEntry | FunctionEntry:
-    """Find out what the ranks can run.
+    """Decide what the ranks run.
 
     Raises:
-        StartError: when the program cannot be run again as a rank, or the function cannot be pickled.
+        StartError: if the program cannot be run again as a rank, or the function cannot be pickled.
     """
     start = _process_start(task_function)
     reason = missing_program_reason(
         start,
-        # The variable alone says only that some process above this one is a test.
+        # The variable alone only shows that a parent process is a test.
         pytest="pytest" in sys.modules and "PYTEST_CURRENT_TEST" in os.environ,
         ipython=_in_ipython(),
         hydra_main=_hydra_main_is_running(sys._getframe()),
@@ -97,19 +97,19 @@ def find_entry(chosen: Entry, task_function: TaskFunction) -> ProgramEntry | Fun
 
 
 def typed_command(entry: ProgramEntry) -> tuple[str, ...]:
-    """Return the command of the program of this process as a person types it."""
+    """Return the command of this process's program as a user types it."""
     found = shutil.which(entry.start.orig_argv[0])
     return command_as_typed(entry.start, found and os.path.abspath(found), entry.program)
 
 
 def _process_start(task_function: TaskFunction) -> ProcessStart:
     """Return how this process was started."""
-    # A tool such as cProfile runs the program in a namespace of its own, and is itself in `sys.modules`.
+    # A tool such as cProfile runs the program in a separate namespace, and is `__main__` in `sys.modules` itself.
     main = frozen_config.program_namespace(task_function)
     spec = main.get("__spec__")
     return ProcessStart(
         executable=sys.executable,
-        # multiprocessing and test.support use it, too: the one list of flags that is kept up with Python.
+        # multiprocessing and test.support use it, too. It is the only list of flags that Python keeps up to date.
         interpreter_flags=(*subprocess._args_from_interpreter_flags(), *_pycache_flag()),  # type: ignore[attr-defined]
         orig_argv=tuple(sys.orig_argv),
         argv=tuple(sys.argv),
@@ -123,7 +123,7 @@ def _process_start(task_function: TaskFunction) -> ProcessStart:
 
 
 def _pycache_flag() -> tuple[str, ...]:
-    """Return the flag that Python's own list leaves out, unless it comes from the environment."""
+    """Return the flag that Python's own list omits, unless it comes from the environment, which ranks inherit."""
     prefix = sys._xoptions.get("pycache_prefix")
     return ("-X", f"pycache_prefix={prefix}") if isinstance(prefix, str) else ()
 
@@ -155,11 +155,11 @@ def _check_picklable(task_function: TaskFunction, reason: str) -> None:
 
 
 def function_body(task_function: TaskFunction, context: HydraContext) -> dict[str, bytes]:
-    """Return the parts of a payload that stand in for the program."""
+    """Return the parts of a payload that replace the program."""
     return {
-        # The callbacks travel on their own, as for a program.
+        # The callbacks are sent separately, as for a program.
         "task_function": frozen_config.dumps((task_function, replace(context, callbacks=Callbacks())), None),
-        # The resolvers, which are the rest of the state, travel on their own, too.
+        # The resolvers, which are the rest of the state, are sent separately, too.
         "singletons": frozen_config.dumps({"instances": Singleton.get_state()["instances"]}, None),
     }
 
@@ -176,7 +176,7 @@ def rank_command(
     Args:
         wrapper: Command to put before it.
         run_dir: Run directory of the job.
-        recipe: How a rank of a program composes its config; None: it reads a payload.
+        compose_args: How a rank of a program composes its config, or None if it reads a payload.
     """
     if isinstance(entry, FunctionEntry):
         return function_command(wrapper, entry.start, _RANK_MODULE, run_dir, overrides), entry.start.cwd
@@ -194,13 +194,13 @@ class ProcessStart:
         executable: The interpreter.
         interpreter_flags: Its flags, such as `-O`.
         orig_argv: The whole command line (`sys.orig_argv`).
-        argv: What the program has by now (`sys.argv`).
-        main_file: `__main__.__file__`; None: it has none.
-        spec_name: Name in `__main__.__spec__`; None: it has none.
-        spec_origin: File in `__main__.__spec__`.
-        main_has_task: Whether the job function is of that `__main__`, which then is the program's and not a tool's.
+        argv: The current `sys.argv`, which the program may have changed.
+        main_file: `__main__.__file__`, or None.
+        spec_name: Name in `__main__.__spec__`, or None.
+        spec_origin: File in `__main__.__spec__`, or None.
+        main_has_task: Whether the job function is from that `__main__`, which then is the program's and not a tool's.
         sys_path: `sys.path`.
-        cwd: Working directory now.
+        cwd: The current working directory.
     """
 
     executable: str
@@ -220,10 +220,10 @@ class Program:
     """A command that runs the program again.
 
     Attributes:
-        command: Interpreter, flags, script or `-m` module, and the arguments that the script takes for itself.
+        command: Interpreter, flags, script or `-m` module, and the script's own arguments.
         cwd: Directory in which to run it.
         main_script: The file that holds the program, for messages.
-        overrides: Those of the arguments that the script takes for itself that look like overrides, at their end.
+        overrides: The script's own arguments that look like overrides and come last; not part of `command`.
     """
 
     command: tuple[str, ...]
@@ -233,7 +233,7 @@ class Program:
 
 
 def missing_program_reason(start: ProcessStart, *, pytest: bool, ipython: bool, hydra_main: bool) -> str | None:
-    """Return why there is no program to run again; None when there is one.
+    """Return why there is no program to run again, or None if there is one.
 
     Args:
         start: How this process was started.
@@ -256,7 +256,7 @@ def find_program(start: ProcessStart) -> Program:
     """Find the command that runs this process's program again.
 
     Raises:
-        StartError: when the script cannot be found.
+        StartError: if the script cannot be found.
     """
     module = _module(start)
     script = _script(start)
@@ -277,11 +277,11 @@ def find_program(start: ProcessStart) -> Program:
 
 
 def command_as_typed(start: ProcessStart, found: str | None, program: Program) -> tuple[str, ...]:
-    """Return the command of a program for a person to type: interpreter, flags and script as they were typed.
+    """Return the command of a program with interpreter, flags and script as the user typed them.
 
     Args:
         start: How this process was started.
-        found: Where a shell finds the interpreter that was typed; None: nowhere.
+        found: Where a shell finds the interpreter that was typed, or None if it does not.
     """
     module = _module(start)
     position = _script_position(start, module, _script(start))
@@ -292,7 +292,7 @@ def command_as_typed(start: ProcessStart, found: str | None, program: Program) -
 
 
 def _module(start: ProcessStart) -> str | None:
-    # Under cProfile, trace or a debugger the spec is the tool's. A directory or zip has the spec name `__main__`.
+    # Under cProfile, trace or a debugger, the spec is the tool's. A directory or zip has the spec name `__main__`.
     name, origin, file = start.spec_name, start.spec_origin, start.main_file
     if name is None or origin is None or file is None or name == "__main__" or _is_run_by_tool(start):
         return None
@@ -304,17 +304,17 @@ def _module(start: ProcessStart) -> str | None:
 def _script(start: ProcessStart) -> str:
     """Return the path of the script, folder or archive, absolute.
 
-    By `__main__`, as a program may write anything into `sys.argv[0]`.
+    It is read from `__main__`, as a program may write anything into `sys.argv[0]`.
     """
     file = start.argv[0] if start.main_file is None or _is_run_by_tool(start) else start.main_file
     if file == start.main_file and start.spec_name == "__main__":
         file = os.path.dirname(file)
-    # A start in `/` gives two slashes.
+    # The path of a program started in `/` begins with two slashes.
     return os.path.join(start.cwd, file.replace("//", "/", 1) if file.startswith("//") else file)
 
 
 def _is_run_by_tool(start: ProcessStart) -> bool:
-    """Return whether `__main__` is that of a tool, such as a profiler, which has put the program into `sys.argv[0]`."""
+    """Return whether `__main__` is a tool, such as a profiler, that has put the program into `sys.argv[0]`."""
     if start.main_has_task or start.main_file is None or not start.argv:
         return False
     file, main = (os.path.realpath(os.path.join(start.cwd, path)) for path in (start.argv[0], start.main_file))
@@ -322,16 +322,16 @@ def _is_run_by_tool(start: ProcessStart) -> bool:
 
 
 def _start_directory(start: ProcessStart, module: str | None, script: str) -> str:
-    """Return the directory in which the process was started, which a `chdir` of the program has hidden."""
+    """Return the directory in which the process was started, even if the program has called `chdir`."""
     if module is not None:
-        # `python -m` puts it on sys.path, unless -P or -I keeps it off. Where it is gone from there, or never was,
-        # the folder in which the module was found is the next best.
+        # `python -m` adds it to sys.path, unless -P or -I prevents that. If it is not there, the folder in which the
+        # module was found is the best guess.
         root = start.spec_origin or ""
         for _ in (start.spec_name or "").split("."):
             root = os.path.dirname(root)
         kept_off = {"-P", "-I"} & set(start.interpreter_flags)
         return start.cwd if kept_off or start.cwd in start.sys_path or root not in start.sys_path else root
-    # Python makes `__main__.__file__` absolute at the start, by putting the directory before what was typed.
+    # Python makes `__main__.__file__` absolute at startup, by joining the directory and the path that was typed.
     position = _script_position(start, None, script)
     if position is None or os.path.isabs(start.orig_argv[position]):
         return start.cwd
@@ -339,9 +339,9 @@ def _start_directory(start: ProcessStart, module: str | None, script: str) -> st
 
 
 def _own_arguments(start: ProcessStart, position: int | None) -> list[str]:
-    """Return the arguments that the script took out of `sys.argv`, in order."""
+    """Return the arguments that the script has removed from `sys.argv`, in order."""
     if position is None:
-        # A tool ran the program under another name, such as `trace --module`: what it took for itself is not known.
+        # A tool ran the program under another name, such as `trace --module`, so its own arguments are not known.
         typed = [argument for argument in start.orig_argv if argument in start.argv[1:]]
     else:
         typed = list(start.orig_argv[position + 1 :])
@@ -356,20 +356,20 @@ def _own_arguments(start: ProcessStart, position: int | None) -> list[str]:
 
 
 def refuse_additions(start: ProcessStart, parser: argparse.ArgumentParser) -> None:
-    """Refuse what the program added to `sys.argv` if a rank, which adds it as well, would not know its command then.
+    """Refuse arguments that the program added to `sys.argv` if a rank, which adds them, too, could not be parsed.
 
-    Overrides do no harm: a rank takes those of its own command alone.
+    Added overrides are harmless, as a rank uses only those of its own command.
 
     Args:
         start: How this process was started.
 
     Raises:
-        StartError: when it added flags that its ranks cannot have.
+        StartError: if the program added flags that break the command of its ranks.
     """
     typed = Counter(start.orig_argv)
     before: list[str] = []
     behind: list[str] = []
-    # Where nothing of the command line is left, it was most likely appended.
+    # If nothing of the command line is left, the arguments were most likely appended.
     added = before if any(typed[argument] > 0 for argument in start.argv[1:]) else behind
     for argument in start.argv[1:]:
         if typed[argument] > 0:
@@ -387,10 +387,10 @@ def refuse_additions(start: ProcessStart, parser: argparse.ArgumentParser) -> No
 
 
 def _trailing_overrides(own: Sequence[str]) -> int:
-    """Return how many of a script's own arguments at the end Hydra could take for overrides.
+    """Return how many of the last of a script's own arguments Hydra could parse as overrides.
 
-    They must stand with the rank's: Hydra's parser refuses overrides before and behind a flag. Where the script has
-    flags of its own, they can be values of those.
+    They must be next to the rank's overrides, as Hydra's parser refuses overrides on both sides of a flag. If the
+    script has flags, the count is 0, as the arguments may be values of those.
     """
     count = 0
     if not any(argument.startswith("-") for argument in own):
@@ -400,7 +400,7 @@ def _trailing_overrides(own: Sequence[str]) -> int:
 
 
 def _script_position(start: ProcessStart, module: str | None, script: str) -> int | None:
-    """Return the place of the script's own element in the command line; None when it is not there."""
+    """Return the index of the script or module in the command line, or None if it is not there."""
     typed = start.orig_argv
     for position in range(1, len(typed)):
         if module is not None:
@@ -428,7 +428,7 @@ def config_flags(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[s
 
 
 def config_name_flag(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Return the flag of a Hydra command line that names the primary config, which a rank does not have.
+    """Return the flag of a Hydra command line that names the primary config, which a rank's command does not have.
 
     Args:
         argv: Arguments of the program, without its name.
@@ -465,10 +465,10 @@ Stamp = tuple[int, int]
 
 
 class SourceWatch:
-    """The program's source files as they were when the sweep started.
+    """Detect changes to the program's source files since the sweep started.
 
     Args:
-        main_script: The file that holds the program; None: there is none.
+        main_script: The file that holds the program, or None.
     """
 
     def __init__(self, main_script: str | None) -> None:
@@ -476,13 +476,13 @@ class SourceWatch:
         self._said: set[str] = set()
 
     def check(self, rule: OnCodeChange, preloaded: bool = False) -> None:
-        """Say, once a file, that it changed.
+        """Warn, once per file, about changed files.
 
         Args:
-            preloaded: Whether ranks have modules that were imported before (`preload`).
+            preloaded: Whether ranks use modules that were imported earlier (`preload`).
 
         Raises:
-            StartError: where the rule is that no job starts then.
+            StartError: if a file changed and `rule` is `fail`.
         """
         if rule is OnCodeChange.ignore:
             return
@@ -504,12 +504,12 @@ class SourceWatch:
 
 
 def stamp_sources(main_script: str | None) -> dict[str, Stamp]:
-    """Return size in bytes and modification time in ns of the program's own source files.
+    """Return the size in bytes and the modification time in ns of the program's own source files.
 
     These are the main script and every imported file outside the standard library, site-packages and this package.
     """
     others = _installed_prefixes()
-    # By the namespace: asking a lazy module for an attribute would load it, and may raise anything.
+    # Read the namespaces, as getting an attribute of a lazy module would load it, and may raise anything.
     modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
     spaces = [object.__getattribute__(module, "__dict__") for module in modules]
     files = {str(space.get("__file__") or "") for space in spaces}
@@ -534,7 +534,7 @@ def _stamp(file: str) -> Stamp | None:
 
 
 def changed_sources(stamps: Mapping[str, Stamp]) -> list[str]:
-    """Return the files whose stamp is no longer what it was, in order; a file that is gone counts."""
+    """Return the files whose stamp has changed, in order; a deleted file counts."""
     return sorted(file for file, stamp in stamps.items() if _stamp(file) != stamp)
 
 
@@ -543,7 +543,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 @dataclass(frozen=True)
 class ConfigValue:
-    """A value of a config that is made from an environment variable when the config's class is imported.
+    """A config value that is read from an environment variable when the config's class is imported.
 
     Attributes:
         place: File and line.
@@ -562,18 +562,18 @@ def _parsed(path: str) -> ast.Module | None:
         with open(path, "rb") as file:
             return ast.parse(file.read())
     except (OSError, ValueError, SyntaxError):
-        return None  # A zip file, a notebook, or no longer there.
+        return None  # A zip file, a notebook, or deleted.
 
 
 def find_calls(path: str, function: str) -> list[int]:
-    """Return the lines in which a file calls a function outside of all functions."""
+    """Return the lines in which a file calls a function outside of any function."""
     tree = _parsed(path)
     nodes = _run_at_import(tree) if tree is not None else ()
     return sorted(node.lineno for node in nodes if isinstance(node, ast.Call) and _name(node.func) == function)
 
 
 def config_values_from(cls: type, variables: Collection[str]) -> list[ConfigValue]:
-    """Return the fields of a class whose defaults are made from one of these environment variables."""
+    """Return the fields of a class whose defaults are read from one of these environment variables."""
     try:
         path = inspect.getsourcefile(cls)
     except TypeError:
@@ -600,7 +600,7 @@ def _run_at_import(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _variables_of_names(tree: ast.Module, variables: Collection[str]) -> dict[str, str]:
-    """Return the names of the module that hold what was read from a variable."""
+    """Return the names of the module that hold the value of a variable."""
     known: dict[str, str] = {}
     for node in _run_at_import(tree):
         if isinstance(node, ast.Assign | ast.AnnAssign):
@@ -611,8 +611,8 @@ def _variables_of_names(tree: ast.Module, variables: Collection[str]) -> dict[st
 
 
 def _read(node: ast.AST | None, variables: Collection[str], known: dict[str, str]) -> str | None:
-    """Return the variable that an expression is made from; None: none of these."""
-    # What lambdas do counts as well: a default_factory is called where the config is composed.
+    """Return which of the variables an expression reads, or None."""
+    # Lambdas count as well, as a default_factory is called in the process that composes the config.
     for part in ast.walk(node) if node is not None else ():
         key: ast.AST | None = None
         if isinstance(part, ast.Subscript) and _name(part.value) == "environ":
@@ -642,7 +642,7 @@ def _target(statement: ast.AST) -> str:
 
 
 def refuse_open_group() -> None:
-    """Refuse to launch if the program has opened a process group, as it did before it was a rank.
+    """Refuse to launch if the program has opened a process group, which only a rank should do.
 
     Raises:
         StartError: naming the lines that may have opened it.
@@ -661,7 +661,7 @@ def refuse_open_group() -> None:
 
 
 def warn_of_rank_values() -> None:
-    """Name fields of configs that are made from a rank's variable here, so that all ranks would get the same value."""
+    """Warn about config fields that are read from a rank's variable here, as all ranks would get the same value."""
     types = {
         kind: None for node in _stored(ConfigStore.instance().repo) for kind in frozen_config.structured_types(node)
     }
@@ -678,7 +678,7 @@ def warn_of_rank_values() -> None:
 
 
 def _stored(repo: Mapping[str, Any]) -> Iterator[Any]:
-    """Return the configs that programs have stored, in whatever group."""
+    """Yield the configs that programs have stored, in any group."""
     for entry in repo.values():
         if isinstance(entry, Mapping):
             yield from _stored(entry)

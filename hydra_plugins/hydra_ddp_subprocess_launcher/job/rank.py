@@ -1,6 +1,6 @@
 """A rank: load the payload, run the job, store the outcome, end the process.
 
-It must not import what only the launching process needs.
+This module must not import anything that only the launching process needs.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ def run_program_rank(
     task_function: TaskFunction,
     hydra_context: HydraContext,
 ) -> None:
-    """Be a rank that runs the user's program: return only where the job belongs to another `hydra.main` of it.
+    """Run a rank of the user's program. Return only if the job belongs to another `hydra.main` of the program.
 
     Args:
         run_dir: Run directory of the job, percent-encoded.
-        overrides: Its overrides, percent-encoded; None: they were too long for a command.
-        recipe: The options `config_name`, `hydra_overrides` and `task` of DDPRankSweeperConf.
+        overrides: Its overrides, percent-encoded, or None if they are too long for a command.
+        compose_args: The options `config_name`, `hydra_overrides` and `task` of DDPRankSweeperConf.
 
     Raises:
-        SystemExit: when the job has ended; code 1 where it failed.
+        SystemExit: when the job has ended, with code 1 if it failed.
     """
     rank = _Rank(quoting.decode(run_dir), overrides, quoting.read_compose_args(**compose_args))
     if identify(task_function, RANK_SWEEPS) != rank.find_task():
@@ -59,10 +59,10 @@ def run_program_rank(
 
 
 def run_function_rank(argv: list[str]) -> NoReturn:
-    """Be a rank without a program: the payload holds the job function.
+    """Run a rank without a program: the payload holds the job function.
 
     Args:
-        argv: `run_dir=…` and perhaps `overrides=…`, percent-encoded.
+        argv: `run_dir=…` and optionally `overrides=…`, percent-encoded.
     """
     arguments = dict(argument.split("=", 1) for argument in argv)
     rank = _Rank(quoting.decode(arguments["run_dir"]), arguments.get("overrides"))
@@ -79,7 +79,7 @@ class _Rank:
 
     def __init__(self, run_dir: str, overrides: str | None, compose_args: quoting.ComposeArgs | None = None) -> None:
         needed = (PAYLOAD_DIGEST,) if compose_args is None else (JOB_NUM, "RANK", "TORCHELASTIC_RUN_ID")
-        # Read once: the program has had its say already, and its function may empty the environment.
+        # Read it once: the program has changed the environment already, and the job's function may clear it.
         self._identity = environment.identity(os.environ, processes.start_environment())
         missing = [name for name in needed if name not in self._identity]
         if missing:
@@ -90,14 +90,14 @@ class _Rank:
             )
         self._paths = files.JobPaths(run_dir)
         self._overrides = overrides
-        # A payload is the job as the launcher froze it, and has the last word.
+        # If there is a payload, it is used: it holds the job as the launcher froze it.
         self._compose_args = None if PAYLOAD_DIGEST in self._identity else compose_args
         self._rank = int(self._identity["RANK"])
         self._note = ""
         self._payload: Payload | None = None
 
     def find_task(self) -> TaskId | None:
-        """Return which function of the program the job runs.
+        """Return the function of the program that the job runs.
 
         Raises:
             LauncherError: as `load_payload`.
@@ -105,15 +105,15 @@ class _Rank:
         return self._compose_args.task if self._compose_args is not None else self.load_payload().task
 
     def compose_missing(self, task_function: TaskFunction, hydra_context: HydraContext) -> None:
-        """Make the payload that a dry run did not write, from the config files as they are now.
+        """Build the payload that a dry run did not write, from the current config files.
 
         Raises:
-            Exception: whatever composing raises.
+            Exception: anything that composing raises.
         """
         if self._compose_args is None:
             return
         overrides = quoting.decode_overrides(self._overrides or "")
-        # As `load_sweep_config` does for a job. That wants the sweep's own config, to which Hydra 1.4 compares it.
+        # As `load_sweep_config` does, which needs the sweep's own config, as Hydra 1.4 compares the job's with it.
         config = hydra_context.config_loader.load_configuration(
             self._compose_args.config_name, [*self._compose_args.hydra_overrides, *overrides], RunMode.RUN
         )
@@ -128,7 +128,7 @@ class _Rank:
             task=self._compose_args.task,
             task_name=str(JobRuntime.instance().get("name")),
             sys_path=(),
-            # Nobody is there to compare it with the others'.
+            # No launching process compares the ranks' configs.
             check_config=False,
             body=frozen_config.dumps(body, main_namespace),
         )
@@ -137,7 +137,7 @@ class _Rank:
         """Read the payload and check that it belongs to this rank's command.
 
         Raises:
-            LauncherError: when it is missing, damaged, or another job's.
+            LauncherError: if it is missing, damaged, or of another job.
         """
         payload = files.read_payload(self._paths, self._identity[PAYLOAD_DIGEST])
         if self._overrides is not None and quoting.decode_overrides(self._overrides) != payload.overrides:
@@ -156,12 +156,12 @@ class _Rank:
     ) -> NoReturn:
         """Run the job and end the process.
 
-        A fork of it that leaves the job's function ends as well, and says nothing about the job.
+        A fork that leaves the job's function ends as well, without storing an outcome.
 
         Args:
-            task_function: The program's; None: it is in the payload.
-            hydra_context: The program's; None: as `task_function`.
-            main: Namespace of the program's `__main__`; None: there is no program.
+            task_function: The program's function, or None if it is in the payload.
+            hydra_context: The program's context, or None if it is in the payload.
+            main_namespace: Namespace of the program's `__main__`, or None if there is no program.
         """
         process = os.getpid()
         self._claim(process)
@@ -171,7 +171,7 @@ class _Rank:
             outcome, code = self._run_job(task_function, hydra_context, main_namespace)
         except BaseException as error:  # noqa: BLE001  (whatever ends this rank is what the user must see)
             outcome, code = outcome_module.failure(error, main_namespace), 1
-        # The log first, as it may be all that can still be written; a program may have closed it.
+        # Write to the log first, as nothing else may be writable. The program may have closed it.
         with contextlib.suppress(Exception):
             sys.stderr.write(outcome.traceback)
             sys.stderr.flush()
@@ -185,10 +185,10 @@ class _Rank:
         raise SystemExit(code)
 
     def _claim(self, process: int) -> None:
-        """Let what this process starts know that the job has its rank.
+        """Mark this process as the rank, so that processes that it starts do not run the job again.
 
         Raises:
-            SystemExit: when this process was started by one that has it.
+            SystemExit: if this process was started by the rank.
         """
         earlier = os.environ.get(RANK_PROCESS, str(process))
         if earlier != str(process):
@@ -199,10 +199,10 @@ class _Rank:
         os.environ[RANK_PROCESS] = str(process)
 
     def _store(self, outcome: Outcome) -> None:
-        """Store the outcome; where there is no room for it, that there is none.
+        """Store the outcome or, if that fails, a short one that says so.
 
         Raises:
-            SystemExit: when it could not be stored.
+            SystemExit: if the outcome could not be stored.
         """
         run_id = self._identity["TORCHELASTIC_RUN_ID"]
         note = "; ".join(filter(None, (self._note, outcome.note)))
@@ -213,7 +213,7 @@ class _Rank:
             lost = Outcome(completed=False, summary=why, failed_at=time.time(), run_id=run_id)
             with contextlib.suppress(OSError):
                 files.write_outcome(self._paths, self._rank, lost)
-            # Into the log, where there may be room for a line.
+            # Goes to the log, which may have room for a line.
             raise SystemExit(f"rank {self._rank}: {why}") from None
 
     def _run_job(
@@ -225,7 +225,7 @@ class _Rank:
         payload = self._payload
         assert payload is not None
         if payload.argv:
-            # Before anything of the user's that is loaded now.
+            # Before any of the user's code is unpickled.
             sys.argv[:] = payload.argv
         if main_namespace is not None and _config_name_of_main() == "ddp_rank":
             raise StartError(
@@ -270,7 +270,7 @@ class _Rank:
         return outcome_module.outcome_of(job_return, main_namespace, with_value=self._rank == 0)
 
     def restore_identity(self) -> None:
-        """Give the launcher's own variables their values back, whatever changed them."""
+        """Restore the values of the launcher's own variables."""
         changed = [name for name, value in self._identity.items() if os.environ.get(name) != value]
         os.environ.update({name: self._identity[name] for name in changed})
         if changed:
@@ -282,21 +282,21 @@ class _Rank:
     def _callbacks(
         self, config: DictConfig, pickled: bytes | None, main_namespace: Mapping[str, Any] | None
     ) -> Callbacks:
-        """Return the sweep's callbacks for rank 0, so that each fires once a job."""
+        """Return the sweep's callbacks for rank 0, so that each fires once per job."""
         callbacks = Callbacks(config) if pickled is None else frozen_config.loads(pickled)
         assert isinstance(callbacks, Callbacks)
         restarts, most = (int(self._identity[f"TORCHELASTIC_{name}"]) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
-        # Last, as what callbacks have changed counts, too.
+        # Restore the variables after the callbacks, as these may change them, too.
         return RankCallbacks(callbacks, self._paths, main_namespace, self.restore_identity, can_restart=restarts < most)
 
     def _write_resolved_config(self, config: DictConfig) -> None:
         with frozen_config.hydra_config(config):
             resolved = frozen_config.resolved_values(config)
-        # Private, as it has what interpolations of the environment come to.
+        # Private, as it contains resolved values of environment variables.
         files.write_private(self._paths.resolved_config(self._rank), json.dumps(resolved).encode())
 
     def _write_error_file(self, outcome: Outcome) -> None:
-        # The format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler, for whoever reads it.
+        # The format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler, for tools that read it.
         message = {
             "message": outcome.summary,
             "extraInfo": {"py_callstack": outcome.traceback, "timestamp": str(int(outcome.failed_at or 0))},
@@ -305,19 +305,19 @@ class _Rank:
 
 
 class _WhenLogIsSetUp(Callbacks):
-    """The callbacks of a rank > 0, which has none of the sweep's: an action between Hydra's logging and the job."""
+    """Run an action after Hydra sets up logging and before the job. A rank > 0 has no other callbacks."""
 
     def __init__(self, action: Callable[[], object]) -> None:
         super().__init__()
         self._action = action
 
     def on_job_start(self, config: DictConfig, **options: Any) -> None:
-        """Is called by `run_job`."""
+        """Run the action; called by `run_job`."""
         self._action()
 
 
 def _config_name_of_main() -> str | None:
-    """Return what the program has given to `hydra.main` as `config_name`."""
+    """Return the `config_name` that the program passed to `hydra.main`."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_name != "decorated_main":
         frame = frame.f_back
@@ -325,7 +325,7 @@ def _config_name_of_main() -> str | None:
 
 
 def _import_callbacks(config: DictConfig) -> None:
-    """Import the modules of the callbacks, which may register what the config needs."""
+    """Import the modules of the callbacks, which may register resolvers that the config needs."""
     with frozen_config.hydra_config(config):
         callbacks = OmegaConf.select(config, "hydra.callbacks") or {}
         for name in callbacks:
@@ -340,7 +340,7 @@ def _import_module_of(target: str) -> None:
     try:
         importlib.import_module(module)
     except ModuleNotFoundError:
-        # A class within a class.
+        # The target is a nested class.
         if "." not in module or module.rpartition(".")[0] not in sys.modules:
             raise
 
@@ -348,7 +348,7 @@ def _import_module_of(target: str) -> None:
 def _log_as_sweep(
     logging: Mapping[str, Any], context: HydraContext, where: Callable[[str, str], tuple[str, str]]
 ) -> None:
-    """Set up logging as it was in the launching process, of which the job's own leaves what it does not set."""
+    """Set up the launching process's logging; the job's own logging keeps what it does not set itself."""
     settings = OmegaConf.create(dict(logging))
     try:
         with hydra_state.redirected(where):
@@ -358,14 +358,14 @@ def _log_as_sweep(
 
 
 def _keep_files_apart(config: DictConfig, own_files: hydra_state.OwnFiles) -> None:
-    """Let rank 0 alone write Hydra's files, and let the config name those that this rank logs to."""
+    """Make Hydra skip its output files, and put the files that this rank logs to into the config."""
     with frozen_config.hydra_config(config):
         handlers = OmegaConf.select(config, "hydra.job_logging.handlers") or {}
         names = {name: handler.get("filename") for name, handler in handlers.items() if handler is not None}
-        # It is resolved against the directory of the job.
+        # A file name is relative to the directory of the job.
         chdir = config.hydra.job.chdir
         folder = config.hydra.runtime.output_dir if chdir or (chdir is None and not base_at_least("1.2")) else ""
-    # Hydra has made its node read-only by now.
+    # The `hydra` node is read-only by now.
     with read_write(config.hydra), open_dict(config.hydra):
         config.hydra.output_subdir = None
         for name, filename in names.items():
@@ -375,7 +375,7 @@ def _keep_files_apart(config: DictConfig, own_files: hydra_state.OwnFiles) -> No
 
 
 def _restore_hydra(body: Mapping[str, Any]) -> tuple[TaskFunction, HydraContext]:
-    """Make this process look to the job like the one that launched it."""
+    """Restore Hydra's state in this process as it was in the launching process."""
     from hydra.core.singleton import Singleton
 
     function, context = frozen_config.loads(body["task_function"])
@@ -386,30 +386,30 @@ def _restore_hydra(body: Mapping[str, Any]) -> tuple[TaskFunction, HydraContext]
 
 
 if __name__ == "__main__":
-    # Not this copy: what is pickled names the module, and there should be one of it.
+    # Import the module instead of using this copy: pickles refer to it by name, and it must not exist twice.
     from hydra_plugins.hydra_ddp_subprocess_launcher.job import rank
 
     rank.run_function_rank(sys.argv[1:])
 
 
-# Sweeps that began in this process, by function: those of the launcher, and those that a rank met.
+# Number of sweeps that began in this process, by function: those of the launcher, and those in a rank.
 LAUNCHER_SWEEPS: Counter[tuple[str, str]] = Counter()
 RANK_SWEEPS: Counter[tuple[str, str]] = Counter()
 
 
 def identify(task_function: Any, sweeps: Counter[tuple[str, str]]) -> TaskId:
-    """Name the function of the sweep that begins now.
+    """Identify the function of the sweep that begins now.
 
-    Two functions can have one name (a closure made twice), and one function can be swept twice: so the sweeps of a
-    name are counted.
+    Two functions can have the same name (a closure made twice), and one function can be swept twice, so the sweeps of
+    each name are counted.
 
     Args:
-        sweeps: The count to carry on.
+        sweeps: Number of sweeps so far by name; updated in place.
     """
     function = inspect.unwrap(task_function)
     while isinstance(function, functools.partial):
         function = inspect.unwrap(function.func)
-    # An object that is called, such as hydra-zen's, is known by its type.
+    # A callable object, such as hydra-zen's, is identified by its type.
     named = function if hasattr(function, "__qualname__") else type(function)
     name = (str(named.__module__), str(named.__qualname__))
     task = TaskId(*name, nth=sweeps[name])

@@ -1,4 +1,4 @@
-"""From what ranks stored and how they exited to a JobReturn, and to words for the user."""
+"""Turn the outcomes and exit codes of ranks into a JobReturn and messages for the user."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _SEE_LOG = "The log of each rank is in {folder}."
 
 
 class UnavailableValue:
-    """Stand in for a job's value that could not be brought to the launching process.
+    """Placeholder for a job's value that could not be passed to the launching process.
 
     Attributes:
-        reason: Why.
+        reason: Why the value is lost.
     """
 
     def __init__(self, reason: str) -> None:
@@ -55,16 +55,16 @@ class JobResult:
     """How a job ended.
 
     Attributes:
-        completed: Whether it did.
+        completed: Whether the job completed.
         value: Return value, or the exception of a failed job.
-        cause: One line for the table; empty when completed.
-        block: The report for the moment of failure, several lines; empty when completed.
-        warnings: Lines for the user although the job completed.
+        cause: One line for the table; empty if completed.
+        block: Report shown on failure, several lines; empty if completed.
+        warnings: Lines to show even though the job completed.
         remote: Fields for Hydra 1.4's JobReturn; may be empty.
-        rank: Rank that failed first; None: none did.
+        rank: Rank that failed first, or None.
         skipped: Whether the job was not run at all.
-        ungrouped: Whether it has several ranks, which had torch.distributed and opened no process group.
-        kept: What an earlier run of the sweep has recorded, if that stands; else None.
+        ungrouped: Whether it has several ranks, which imported torch.distributed but opened no process group.
+        kept: Record of an earlier run of the sweep if its result is kept, else None.
     """
 
     completed: bool
@@ -82,34 +82,34 @@ class JobResult:
 def has_completed(report: GroupReport, outcomes: Sequence[Outcome | None]) -> bool:
     """Return whether a job has completed.
 
-    A bad exit beats a good outcome, except after every rank had stored a good one: then only tear-down failed.
+    A bad exit overrides a good outcome, unless every rank had stored a good one: then only the tear-down failed.
 
     Args:
-        outcomes: What each rank stored; None: nothing.
+        outcomes: Outcome that each rank stored, or None for none.
     """
     good = all(outcome is not None and outcome.completed for outcome in outcomes)
     return good and (report.finished or report.reason is None)
 
 
 def never_grouped(outcomes: Sequence[Outcome | None]) -> bool:
-    """Return whether a job has several ranks, of which none has been in a process group with others."""
+    """Return whether a job has several ranks, none of which joined a process group with others."""
     return len(outcomes) > 1 and all(outcome is not None and outcome.alone for outcome in outcomes)
 
 
 def read_outcomes(spec: LaunchSpec) -> list[Outcome | None]:
-    """Return what each rank of a start stored; None: nothing."""
+    """Return the outcome that each rank of a start stored, or None for none."""
     if spec.rendezvous_dir or spec.hosts:
-        # Those on other nodes stored it there.
+        # Ranks on other nodes stored theirs there.
         refresh_names(JobPaths(spec.run_dir).folder)
     return [read_outcome(JobPaths(spec.run_dir), rank, spec.run_id) for rank in range(spec.world_size)]
 
 
 def resolve_result(report: GroupReport | None, spec: LaunchSpec, keeper_code: int | None = None) -> JobResult:
-    """Decide how a job ended.
+    """Determine how a job ended.
 
     Args:
-        report: The keeper's; None: it was lost.
-        keeper_code: Exit code of the keeper; None: not known.
+        report: The keeper's report, or None if the keeper was lost.
+        keeper_code: Exit code of the keeper, or None if it is not known.
     """
     if report is None:
         how = "ended without a report" if keeper_code is None else describe_end(keeper_code)
@@ -119,12 +119,12 @@ def resolve_result(report: GroupReport | None, spec: LaunchSpec, keeper_code: in
     outcomes = read_outcomes(spec)
     if has_completed(report, outcomes):
         return replace(_completed(report, outcomes), ungrouped=never_grouped(outcomes))
-    # The output of a rank that has the terminal is not in its log.
+    # In a debug session, the output of rank 0 goes to the terminal and not to its log.
     return _failed(report, outcomes, spec, logged=range(spec.terminal, len(outcomes)))
 
 
 def resolve_result_safely(report: GroupReport | None, spec: LaunchSpec, keeper_code: int | None = None) -> JobResult:
-    """Decide how a job ended, also where what its ranks stored makes trouble."""
+    """Determine how a job ended, even if reading what its ranks stored raises an error."""
     try:
         return resolve_result(report, spec, keeper_code)
     except (Exception, SystemExit) as error:  # noqa: BLE001  (what is the user's may raise wherever it is touched)
@@ -133,17 +133,17 @@ def resolve_result_safely(report: GroupReport | None, spec: LaunchSpec, keeper_c
 
 
 def failed_before_start(error: Exception) -> JobResult:
-    """Return the result on a job whose ranks were never started."""
+    """Return the result of a job that failed for a reason other than its ranks, such as at its start."""
     text = bounded_lines(str(error))
     summary = bounded(" ".join(text.split()))
     return JobResult(completed=False, value=error, cause=summary, block=f"{type(error).__name__}: {text}")
 
 
 def not_begun(why: str) -> JobResult:
-    """Return the result on a job that was handed to a spawner which did not take it up.
+    """Return the result of a job that the spawner did not start.
 
     Args:
-        why: What became of that spawner.
+        why: How that spawner ended.
     """
     return failed_before_start(
         JobFailedError(
@@ -154,16 +154,16 @@ def not_begun(why: str) -> JobResult:
 
 
 def skipped(why: str) -> JobResult:
-    """Return the result on a job that is not run.
+    """Return the result of a job that is not run.
 
     Args:
-        why: Why not, one line.
+        why: The reason, one line.
     """
     return JobResult(completed=False, value=JobFailedError(f"This job was not run: {why}."), cause=why, skipped=True)
 
 
 def _notes(outcomes: Sequence[Outcome | None]) -> list[str]:
-    """Return what ranks note: of several alike, or of one job, the first one's is enough."""
+    """Return the first note of the ranks, as those of one job are alike."""
     return [outcome.note for outcome in outcomes if outcome is not None and outcome.note][:1]
 
 
@@ -183,7 +183,7 @@ def _completed(report: GroupReport, outcomes: Sequence[Outcome | None]) -> JobRe
 
 
 def value_of(outcome: Outcome) -> tuple[Any, tuple[str, ...]]:
-    """Return the value of a completed job, or what stands in for a lost one, and lines for the user about that."""
+    """Return the value of a completed job, or a placeholder if it is lost and lines for the user about that."""
     if outcome.value is not None:
         try:
             return frozen_config.loads(outcome.value), ()
@@ -232,9 +232,9 @@ def _failed(
     if outcome is None or error is None:
         return JobResult(False, JobFailedError(block), cause, block, rank=rank)
     if outcome.remote:
-        # Hydra 1.4 gives the exception its frames and causes back by itself.
+        # Hydra 1.4 restores the frames and causes of the exception itself.
         return JobResult(False, error, cause, block, (), tuple(outcome.remote.items()), rank)
-    # Past the class's own __setattr__, which may refuse.
+    # Bypass the class's own __setattr__, which may raise.
     BaseException.__setattr__(error, "__cause__", RankTraceback(outcome.traceback))
     return JobResult(False, error, cause, block, rank=rank)
 
@@ -275,19 +275,19 @@ NO_TERMINAL_ADVICE = (
     "that of the launching process; hydra.launcher.debug=true gives rank 0 the terminal itself."
 )
 _SEE_STACKS = "Where each rank was, the Python stacks at the end of its log tell."
-# More than what a full disk may still give to a small file.
+# More than a full disk may still have for a small file.
 _PROBE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What is known about one rank's failure.
+    """The failure of one rank.
 
     Attributes:
         rank: The rank.
         at: When it failed, Unix time in seconds.
-        summary: Type and message of its error; empty when only the exit code tells.
-        traceback: May be empty.
+        summary: Type and message of its error; empty if only the exit code is known.
+        traceback: Its traceback; may be empty.
     """
 
     rank: int
@@ -297,9 +297,9 @@ class Failure:
 
 
 def root_cause(report: GroupReport, outcomes: Sequence[Outcome | None], spec: LaunchSpec) -> Failure | None:
-    """Return the failure that came first; None when the group was ended although no rank had failed.
+    """Return the failure that came first, or None if the group was ended although no rank had failed.
 
-    The first to exit need not be the first to fail: what a failed rank cuts off from its peers can end before it.
+    The first rank to exit need not be the first to fail: its peers lose their connection and can exit before it.
     """
     exits = {ended.rank: ended for ended in report.exits}
     failures = []
@@ -320,24 +320,24 @@ def root_cause(report: GroupReport, outcomes: Sequence[Outcome | None], spec: La
     before = [failure for failure in failures if not hung or not _was_stopped(exits, failure.rank)]
 
     def order(failure: Failure) -> tuple[bool, bool, float]:
-        # Clocks of several nodes differ: of those the one that told of a failure first has the cause.
+        # The clocks of nodes differ, so prefer the node that reported a failure first.
         elsewhere = _node_of(report, failure.rank, len(outcomes)) != report.first_node
         return lost_a_peer(failure), elsewhere, failure.at
 
-    # A rank whose peer went away often fails first: the peer is still on its way out of its `finally`.
+    # A rank that lost a peer often fails first, while the peer is still in a `finally` block.
     return min(before, key=order, default=None)
 
 
 def lost_a_peer(failure: Failure) -> bool:
-    """Return whether an error only says that another rank went away, by the words of gloo, NCCL and torch's store."""
+    """Return whether an error only says that another rank exited, by the messages of gloo, NCCL and torch's store."""
     return _LOST_PEER.search(f"{failure.summary}\n{failure.traceback}") is not None
 
 
 def advice_on(failure: Failure, shown: str, world_size: int) -> str:
-    """Return what to do about an error of a known kind; empty: it is of none.
+    """Return advice on an error of a known kind, or an empty string.
 
     Args:
-        shown: What is shown of its traceback or log.
+        shown: The part of its traceback or log that is shown.
     """
     if f"OSError: [Errno {errno.ENOTTY}]" in shown:
         return NO_TERMINAL_ADVICE
@@ -354,14 +354,14 @@ def _was_stopped(exits: Mapping[int, RankExit], rank: int) -> bool:
 
 
 def _error_file(path: str, rank: int) -> Failure | None:
-    """Read the error that a rank stored in torchrun's format; torch's `record` writes it, too."""
+    """Read the error that a rank stored in torchrun's format, which torch's `record` writes, too."""
     try:
         with open(path, encoding="utf-8") as file:
             at = os.fstat(file.fileno()).st_mtime
             message = json.load(file)["message"]
         if isinstance(message, str):
             return Failure(rank, at, bounded(message))
-        # Not its own time stamp, which is in whole seconds.
+        # Its own timestamp is not used, as it is in whole seconds.
         extra = message.get("extraInfo", {})
         callstack = bounded_lines(str(extra.get("py_callstack", "")))
         return Failure(rank, at, bounded(str(message["message"])), callstack)
@@ -370,7 +370,7 @@ def _error_file(path: str, rank: int) -> Failure | None:
 
 
 def unusable_folder(paths: JobPaths) -> str | None:
-    """Return why a job's folder cannot be used any more; None when it can."""
+    """Return why a job's folder cannot be used any more, or None if it can."""
     if not os.path.exists(paths.payload):
         return "its files were deleted while the job ran"
     try:
@@ -386,7 +386,7 @@ def _node_of(report: GroupReport, rank: int, world_size: int) -> int:
 
 
 def rank_name(report: GroupReport, rank: int, world_size: int) -> str:
-    """Return how to call a rank: on several nodes with its own node."""
+    """Return the display name of a rank, including its node if there are several nodes."""
     if not report.hosts:
         return f"rank {rank}"
     node = _node_of(report, rank, world_size)
@@ -394,7 +394,7 @@ def rank_name(report: GroupReport, rank: int, world_size: int) -> str:
 
 
 def describe(report: GroupReport, outcomes: Sequence[Outcome | None], failure: Failure | None) -> tuple[str, str]:
-    """Return what happened, and what to do about it."""
+    """Return a description of the failure, and advice."""
     if failure is None:
         assert report.reason is not None
         detail = f" ({report.detail})" if report.detail else ""
@@ -412,7 +412,7 @@ def describe(report: GroupReport, outcomes: Sequence[Outcome | None], failure: F
             "the other ranks had been stopped. The Python stacks at the end of its log show where it was.",
         )
     if stopped and failure.summary:
-        # It had failed, but had not ended: the signal by which it did then is our own.
+        # It had failed but not exited, so the signal that ended it is the launcher's.
         return f"{name} failed: {failure.summary}", ""
     if code < 0:
         return f"{name} {describe_end(code)}", advice_on_exit(code)
@@ -433,12 +433,12 @@ def make_job_return(
     result: JobResult,
     cached: CachedConfig | None = None,
 ) -> JobReturn:
-    """Build what the sweeper gets, from the launching process's own config and the result.
+    """Build the JobReturn for the sweeper from the launching process's own config and the result.
 
     Args:
-        config: Frozen config, which is used up; None: the job did not compose.
-        result: How the job ended.
-        cached: The config, if it was cached; None: that is done now.
+        config: Frozen config, which must not be used afterwards, or None if the job did not compose.
+        result: Result of the job.
+        cached: The pickled config, or None to pickle it now.
     """
     if config is not None and cached is None:
         cached = CachedConfig.store(config)
@@ -450,7 +450,7 @@ def make_job_return(
         if hasattr(job_return, name):
             setattr(job_return, name, value)
     if config is not None:
-        # Without those of Hydra's own options, as the basic launcher has it.
+        # Without overrides of Hydra's own options, as with the basic launcher.
         task_overrides = OmegaConf.to_container(config.hydra.overrides.task)
         assert isinstance(task_overrides, list)
         job_return.overrides = task_overrides
@@ -461,19 +461,19 @@ def make_job_return(
 
 
 class _CachedJobReturn(JobReturn):
-    """A JobReturn whose configs are loaded when they are first looked at: live, those of 500 jobs would take 70 MB.
+    """A JobReturn that loads its configs on first access, as those of 500 jobs would take 70 MB of memory.
 
-    Whoever pickles or copies it gets a plain one. `dataclasses.replace` makes one that has its configs at once.
+    Pickling or copying it gives a plain JobReturn. `dataclasses.replace` loads the configs at once.
     """
 
     _cached: CachedConfig
 
     @classmethod
     def of(cls, cached: CachedConfig) -> _CachedJobReturn:
-        """Return one with this frozen config."""
+        """Return a JobReturn with this frozen config."""
         job_return = cls()
         job_return._cached = cached
-        # Then they are looked for in the class.
+        # Without these, attribute access finds the properties of the class.
         del job_return.cfg, job_return.hydra_cfg
         return job_return
 
@@ -492,18 +492,18 @@ class _CachedJobReturn(JobReturn):
         return _apart(self._cached.load())
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Become what Hydra's own launcher returns."""
+        """Pickle as a plain JobReturn, as Hydra's own launcher returns it."""
         plain = JobReturn(cfg=self.cfg, hydra_cfg=self.hydra_cfg)
         vars(plain).update({name: value for name, value in vars(self).items() if name not in ("_cached", "_configs")})
-        # Pickle's own way to make a new object refuses to make one of another class.
+        # Pickle refuses `copyreg.__newobj__` with another class than the object's, so call JobReturn instead.
         state = plain.__reduce_ex__(2)[2]
         return JobReturn, (), state
 
 
 def _apart(config: DictConfig) -> tuple[DictConfig, DictConfig]:
-    """Move Hydra's part of a config into one of its own, where it is read-only; return both.
+    """Move the `hydra` node of a config into a separate config, read-only, and return both.
 
-    A copy of it, as Hydra makes, would take longer.
+    Copying it, as Hydra does, would take longer.
     """
     part = config.hydra
     OmegaConf.set_readonly(part, True)
@@ -519,10 +519,10 @@ def _working_dir(config: DictConfig) -> str:
     try:
         return os.getcwd()
     except OSError:
-        return str(config.hydra.runtime.cwd)  # Somebody deleted it.
+        return str(config.hydra.runtime.cwd)  # The working directory was deleted.
 
 
 def _changes_directory(config: DictConfig) -> bool:
-    # Hydra's own rule: programs that say version_base 1.1 or nothing get the old default.
+    # Hydra's own rule: programs with version_base 1.1 or none get the old default.
     chdir = config.hydra.job.chdir
     return bool(chdir) if chdir is not None else not version.base_at_least("1.2")

@@ -1,4 +1,4 @@
-"""The options of a sweep, checked as a whole before anything is started, and what stays the same over its batches."""
+"""The options of a sweep, all checked before anything starts, and the context that its batches share."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class LaunchSettings:
     """The options of one sweep. Names and meanings are those of DDPSubprocessLauncherConf.
 
     Attributes:
-        nproc_per_node: Ranks of a job by the sweep's own config; None: `auto`. A job's own config has the last word.
+        nproc_per_node: Ranks per node in the sweep's own config, or None for `auto`. A job's own config overrides it.
         devices_per_rank: Likewise.
-        devices: Ids; None: look for them.
-        tee_ranks: Ranks whose output is shown; None: all.
+        devices: Ids of the devices, or None to detect them.
+        tee_ranks: Ranks whose output is shown, or None for all.
         limits: The three time limits.
         rank_options: How the process of every rank is set up.
-        preload: Modules to import once; None: `auto`; empty: none.
+        preload: Modules to import once. None for `auto`, empty for none.
     """
 
     nproc_per_node: int | None
@@ -88,7 +88,7 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
         devices=_ids(options["devices"]),
         device_env_var=_variable_name(options["device_env_var"]),
         jobs_per_device=count("jobs_per_device", options["jobs_per_device"], 1),
-        # Of all nodes the same job would have to be next.
+        # With several jobs at a time, the nodes could disagree about which one is next.
         max_parallel_jobs=(1 if nnodes > 1 else whole("max_parallel_jobs", options["max_parallel_jobs"], 1, "null")),
         lock_devices=options["lock_devices"],
         min_free_memory_gb=_amount("min_free_memory_gb", options["min_free_memory_gb"]),
@@ -108,7 +108,7 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
         preload=_modules(options["preload"]),
         entry=options["entry"],
         tee_ranks=_ranks(options["tee_ranks"]),
-        # A board would be drawn over what is typed.
+        # A board would overwrite what is typed.
         progress=ShowProgress.plain if debug and progress is not ShowProgress.none else progress,
         check_config=options["check_config"],
         code_changed=options["code_changed"],
@@ -122,13 +122,13 @@ def read_settings(options: Mapping[str, Any]) -> LaunchSettings:
 
 
 def check_names(options: Mapping[str, Any], conf: Any) -> None:
-    """Check that there are only options that the launcher has.
+    """Check that the launcher has all of the given options.
 
     Args:
-        conf: Dataclass of the launcher's.
+        conf: Dataclass of the launcher's options.
 
     Raises:
-        OptionError: naming one that it has not, and those that it has.
+        OptionError: naming an unknown option and the valid ones.
     """
     valid = [field.name for field in fields(conf) if field.name != "_target_"]
     unknown = [name for name in options if name not in valid and name not in ("_target_", "_recursive_", "_convert_")]
@@ -158,10 +158,10 @@ def _nodes(options: Mapping[str, Any], debug: bool) -> tuple[int, int]:
 
 
 def read_size(nproc_per_node: Any, devices_per_rank: Any) -> tuple[int | None, int]:
-    """Return how many ranks (None for `auto`) and devices for each of them a job asks for.
+    """Return the number of ranks (None for `auto`) and of devices per rank that a job asks for.
 
     Raises:
-        OptionError: for anything but whole numbers from 1 up, and `auto` for ranks.
+        OptionError: for anything but whole numbers from 1 up, or `auto` for ranks.
     """
     ranks = None if nproc_per_node == "auto" else whole("nproc_per_node", nproc_per_node, 1, "auto")
     return ranks, count("devices_per_rank", devices_per_rank, 1)
@@ -172,15 +172,15 @@ def _bad(name: str, value: Any, valid: str) -> OptionError:
 
 
 def whole(name: str, value: Any, least: int, word: str, most: int | None = None) -> int | None:
-    """Return a whole number, or None for `null` where `word` says that it may stand.
+    """Return a whole number, or None for `null` if `word` allows that.
 
     Args:
-        least: The smallest number that is valid.
-        word: What may stand in its place; `null` gives None.
-        most: The largest one; None: any.
+        least: Smallest valid number.
+        word: The valid alternative to a number, for the message; `null` also allows None.
+        most: Largest valid number, or None for no limit.
 
     Raises:
-        OptionError: for anything else.
+        OptionError: for any other value.
     """
     if value is None and word == "null":
         return None
@@ -197,7 +197,7 @@ def count(name: str, value: int, least: int = 0) -> int:
     """Return a whole number from `least` up.
 
     Raises:
-        OptionError: for a smaller one.
+        OptionError: if it is smaller.
     """
     if value < least:
         raise _bad(name, value, f"a whole number from {least} up")
@@ -272,15 +272,15 @@ BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 @dataclass(frozen=True)
 class SweepContext:
-    """What a sweep is, the same for all of its jobs.
+    """Everything that all jobs of a sweep share.
 
     Attributes:
-        hydra_context: Hydra's.
-        task_function: What a job calls.
+        hydra_context: Hydra's context.
+        task_function: The function that a job calls.
         config: The sweep's own config.
         settings: Options of the launcher.
         entry: What ranks run.
-        paths: Where the sweep is.
+        paths: Files of the sweep.
     """
 
     hydra_context: HydraContext
@@ -292,7 +292,7 @@ class SweepContext:
 
     @property
     def main_namespace(self) -> Mapping[str, Any] | None:
-        """Names of the program's `__main__`, for the pickler; None: ranks have another one."""
+        """Namespace of the program's `__main__` for the pickler, or None if ranks have a different `__main__`."""
         return program_namespace(self.task_function) if isinstance(self.entry, ProgramEntry) else None
 
     @property
@@ -302,14 +302,14 @@ class SweepContext:
 
     @property
     def task(self) -> str:
-        """Which function of the program jobs run, as the journal has it."""
+        """Name of the function that jobs run, as recorded in the journal."""
         if isinstance(self.entry, FunctionEntry):
             return self.task_name
         return f"{self.entry.task.module}.{self.entry.task.qualname}"
 
     @property
     def has_one_batch(self) -> bool:
-        """Whether all jobs are handed over at once."""
+        """Whether the sweeper passes all jobs to `launch()` at once."""
         sweeper = self.config.hydra.sweeper
         return bool(
             sweeper._target_ == GIVEN_JOBS or (sweeper._target_ == BASIC_SWEEPER and sweeper.max_batch_size is None)
@@ -322,5 +322,5 @@ class SweepContext:
 
     @property
     def has_basic_sweeper(self) -> bool:
-        """Whether the sweeper is Hydra's own, which knows all jobs beforehand."""
+        """Whether the sweeper is Hydra's own, which knows all jobs in advance."""
         return self.config.hydra.sweeper._target_ in (BASIC_SWEEPER, GIVEN_JOBS)
