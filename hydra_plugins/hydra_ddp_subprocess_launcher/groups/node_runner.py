@@ -107,7 +107,7 @@ class NodeRunner:
         return self.stopping
 
     def pause(self) -> None:
-        """Wait for a moment, or for a signal."""
+        """Wait briefly, or until a signal arrives."""
         self._monitor.wait(_FILES_INTERVAL_S)
         self._obey()
 
@@ -185,11 +185,11 @@ class NodeRunner:
 
 
 class Follower:
-    """Run this node's part of the jobs of one `launch()` call, as the first node starts them.
+    """Run this node's part of the jobs of one `launch()` call, in the order in which the first node starts them.
 
     Args:
         overrides: Override strings of each job, by its number, in order.
-        pool: The devices of this node.
+        pool: Devices of this node.
     """
 
     def __init__(

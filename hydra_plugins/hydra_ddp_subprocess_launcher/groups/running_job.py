@@ -49,7 +49,7 @@ LEFTOVERS_MESSAGE = (
 
 @dataclass(eq=False)
 class RunningJob:
-    """A job with a keeper.
+    """A job that runs under a keeper.
 
     Attributes:
         spec: The start of the job.
@@ -97,12 +97,12 @@ class RunningJob:
 
     @property
     def started(self) -> bool:
-        """Whether it is known to have had a keeper."""
+        """Whether a keeper is known to have started the job."""
         return self.keeper is not None or self.report is not None
 
     @property
     def finished(self) -> bool:
-        """Whether nothing of the job is alive."""
+        """Whether no process of the job is alive."""
         return self.channel.disconnected and (self.reaped or self.link.disconnected)
 
     def receive(self) -> list[str]:

@@ -70,7 +70,7 @@ class SpawnerLink:
 
     def __init__(self, start: Callable[[int, int], subprocess.Popen[bytes]] = start_spawner) -> None:
         ours, theirs = socket.socketpair()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the spawner)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (stays open until the spawner is closed)
         try:
             with theirs:
                 self._process = start(theirs.fileno(), self._errors.fileno())
@@ -196,7 +196,7 @@ forkserver.main(*map(int, sys.argv[2:]))
 
 @dataclass(frozen=True)
 class RankProgram:
-    """What all ranks of a sweep run.
+    """The program that all ranks of a sweep run.
 
     Attributes:
         interpreter: The interpreter and its flags.

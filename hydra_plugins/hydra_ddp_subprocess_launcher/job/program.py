@@ -43,7 +43,7 @@ class ProgramEntry:
 
     Attributes:
         program: The command to run.
-        flags: Config flags of the sweep's command line that a rank needs, too.
+        flags: Config flags of the sweep's command line that a rank also needs.
         config_name: The flag that names the primary config, or empty if there was none.
         task: Which of the program's functions is the job.
         start: How this process was started, for the interpreter and its flags.
@@ -414,7 +414,7 @@ def _script_position(start: ProcessStart, module: str | None, script: str) -> in
 
 
 def config_flags(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Return the config flags of a Hydra command line that a rank needs, too.
+    """Return the config flags of a Hydra command line that a rank also needs.
 
     Args:
         argv: Arguments of the program, without its name.
