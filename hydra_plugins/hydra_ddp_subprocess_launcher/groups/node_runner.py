@@ -185,7 +185,7 @@ class NodeRunner:
 
 
 class Follower:
-    """Run this node's part of the jobs of one `launch()` call, in the order in which the first node starts them.
+    """Run this node's part of the jobs of one `launch()` call, each when the first node starts it.
 
     Args:
         overrides: Override strings of each job, by its number, in order.
