@@ -1,4 +1,4 @@
-"""What Hydra finds: the launchers, the hint for a launcher that Hydra will not use, and the sweeper of a rank."""
+"""The plugins that Hydra finds: the launchers, a hint for a launcher that has no effect, and the sweepers."""
 
 import os
 import sys
@@ -33,18 +33,18 @@ class _DDPLauncher(Launcher):
     """Run every job of a multirun as one group of DDP ranks."""
 
     def __init__(self, **options: Any) -> None:
-        # Hydra resolves interpolations for this call; the values that count are read from each job's own config.
+        # Hydra has resolved the interpolations in `options`; the launcher reads the options from the configs instead.
         self._sweep: Sweep | None = None
 
     @abstractmethod
     def _open_sweep(self, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> "Sweep":
-        """Check the options, and choose how the jobs of the sweep are run."""
+        """Check the options, and choose how to run the jobs of the sweep."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Check the options and how this process was started.
 
         Raises:
-            LauncherError: for what the user can fix, before anything is started.
+            LauncherError: for an error that the user can fix, before anything is started.
         """
         self._sweep = self._open_sweep(hydra_context, task_function, config)
 
@@ -52,11 +52,11 @@ class _DDPLauncher(Launcher):
         """Run one batch of jobs.
 
         Args:
-            job_overrides: One list of override strings a job.
+            job_overrides: One list of override strings per job.
             initial_job_idx: Number of the first job; the others count up from it.
 
         Returns:
-            One JobReturn a job, in the order of `job_overrides`, whatever failed.
+            One JobReturn per job, in the order of `job_overrides`, even if some failed.
         """
         assert self._sweep is not None
         return self._sweep.launch(job_overrides, initial_job_idx)
@@ -84,16 +84,16 @@ class DDPSubmititSlurmLauncher(_DDPLauncher):
 
 
 class DDPSubmititLocalLauncher(DDPSubmititSlurmLauncher):
-    """Run jobs through submitit on this machine, for trying out."""
+    """Run jobs through submitit on this machine, to try it out."""
 
     _executor = "local"
 
 
 class DDPLauncherHint(SearchPathPlugin):
-    """Say so when a launcher was chosen on the command line of a run that will not use it, or cannot."""
+    """Print a hint if the command line chooses a launcher that the run will not or cannot use."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Leave the search path as it is; print at most one line."""
+        """Print at most one line, and leave the search path unchanged."""
         chosen = (arg for arg in sys.argv[1:] if arg.lstrip("+").startswith("hydra/launcher=ddp_"))
         argument = next(chosen, "")
         if "=ddp_submitit" in argument and find_spec("hydra_plugins.hydra_submitit_launcher") is None:
@@ -120,7 +120,7 @@ def _runs_no_single_job(argv: list[str]) -> bool:
 
 
 def _says_multirun(path: str | None) -> bool:
-    """Return whether a config directory has a file that could set the mode; which one is the primary is not known."""
+    """Return whether any file in a config directory may set the mode, as the primary config is not known yet."""
     if path is None or not path.startswith("file://"):
         return False
     files = Path(path.removeprefix("file://")).glob("*.y*ml")
@@ -138,15 +138,15 @@ class DDPRankSweeper(Sweeper):
         self._task_function: TaskFunction | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keep what `sweep` needs."""
+        """Store the arguments for `sweep`."""
         self._hydra_context = hydra_context
         self._task_function = task_function
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Return only where the job belongs to another `hydra.main` of this program.
+        """Run the job. Return only if the job belongs to another `hydra.main` of this program.
 
         Raises:
-            SystemExit: after the job, so that code behind `main()` runs in the launching process alone.
+            SystemExit: after the job, so that code after `main()` runs only in the launching process.
         """
         from .job import rank
 
@@ -157,14 +157,14 @@ class DDPRankSweeper(Sweeper):
 
 
 class DDPRankCommand(SearchPathPlugin):
-    """Leave to a rank the overrides of its own command alone.
+    """Limit a rank to the overrides of its own command.
 
-    A program that adds overrides to `sys.argv` adds them in its ranks, too. They are in the frozen config already, and
-    mean nothing to the config with which a rank starts.
+    A program that adds overrides to `sys.argv` adds them in its ranks, too. The frozen config contains them already,
+    and the config with which a rank starts has no such keys.
     """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Leave the search path as it is. This is the one place between Hydra's parsing and its first compose."""
+        """Replace Hydra's overrides, as no other hook runs between parsing and composing. Keep the search path."""
         own = _overrides_of_rank(sys.orig_argv)
         frame = sys._getframe() if own else None
         while frame is not None:
@@ -175,7 +175,7 @@ class DDPRankCommand(SearchPathPlugin):
 
 
 def _overrides_of_rank(argv: list[str]) -> list[str]:
-    """Return what the command of a rank says to Hydra; empty: it is no rank's."""
+    """Return the overrides in the command of a rank, or an empty list for other commands."""
     for place, argument in enumerate(argv):
         if argument.startswith("hydra.sweeper.run_dir=") and "ddp_rank" in argv[:place]:
             return argv[place:]
@@ -183,7 +183,7 @@ def _overrides_of_rank(argv: list[str]) -> list[str]:
 
 
 class DDPGivenJobsSweeper(basic_sweeper.BasicSweeper):
-    """Run just the jobs of the command line; the options of the sweeper whose place it takes are ignored."""
+    """Run just the jobs of the command line, ignoring the options of the sweeper that it replaces."""
 
     def __init__(self, **_options: Any) -> None:
         super().__init__(max_batch_size=None)

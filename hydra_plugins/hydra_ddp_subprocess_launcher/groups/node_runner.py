@@ -1,4 +1,4 @@
-"""One node's groups of a job, one after the other."""
+"""Run one node's groups of a job, one after the other."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from .rendezvous import JobFolder, NodeRendezvous, Rendezvous, report_for_keeper
 from .running_job import LEFTOVERS_MESSAGE, JobMonitor, RunningJob, name_leftovers
 
 _log = logging.getLogger(__name__)
-# Seconds between two looks at files of the first node, and at a keeper that may have stopped answering.
+# Seconds between two reads of the first node's files, and between two checks for a keeper that no longer answers.
 _FILES_INTERVAL_S = 0.2
 _INSIST_INTERVAL_S = 1.0
 _ORPHANED = "the cluster's process that had started it here is gone"
 
 
 class NodeRunner:
-    """Run groups in the main thread, and obey signals.
+    """Run groups in the main thread, and act on signals.
 
     Args:
-        rendezvous: The processes like this one on the job's other nodes.
-        preempted_by: Signal by which a cluster tells that the job will be interrupted and started again; None: none.
-        parent: Process without which nobody could end this one any more; None: there is none.
+        rendezvous: The matching processes on the job's other nodes.
+        preempted_by: Signal with which a cluster announces that it will interrupt and requeue the job, or None.
+        parent: Pid of the only process that can end this one, or None if there is no such process.
 
     Attributes:
-        shutdown: What signals have asked for.
-        preempted: Whether `preempted_by` has come.
+        shutdown: The shutdown state that signals have requested.
+        preempted: Whether `preempted_by` has arrived.
         orphaned: Whether the parent is gone.
     """
 
@@ -67,7 +67,7 @@ class NodeRunner:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen to signals while the block runs."""
+        """Handle signals for the duration of the block."""
         heard = (*STOP_SIGNALS, *FORWARDED_SIGNALS)
         with recorded_signals(heard) as self._arrived, selectors.DefaultSelector() as selector:
             self._monitor = JobMonitor(selector)
@@ -80,18 +80,18 @@ class NodeRunner:
 
     @property
     def stopping(self) -> bool:
-        """Whether no group shall be started any more."""
+        """Whether no more groups are started."""
         return self.shutdown.stopped or self.preempted or self.orphaned
 
     def wait_until(self, ready: Callable[[], bool]) -> bool:
-        """Wait for what other processes write; return False where a signal came first.
+        """Wait until `ready` returns True, and return False if this process is stopped first.
 
         Raises:
-            StartError: when another node takes no further part.
+            StartError: if another node has left.
         """
         while not self.stopping:
             departed = self._rendezvous.check()
-            # What another node wrote before it left counts.
+            # Check this first, as another node may have written before it left.
             if ready():
                 return True
             if departed:
@@ -100,19 +100,19 @@ class NodeRunner:
         return False
 
     def is_stopped_within(self, seconds: float) -> bool:
-        """Wait for so long for a signal that stops this node, and return whether there is one."""
+        """Wait up to `seconds` for a signal that stops this node, and return whether the node is stopped."""
         until = time.monotonic() + seconds
         while not self.stopping and time.monotonic() < until:
             self.pause()
         return self.stopping
 
     def pause(self) -> None:
-        """Wait for a moment, or for a signal."""
+        """Wait briefly, or until a signal arrives."""
         self._monitor.wait(_FILES_INTERVAL_S)
         self._obey()
 
     def leave(self, why: str = "") -> None:
-        """Tell the other nodes that this one takes no further part."""
+        """Report to the other nodes that this one leaves."""
         self._rendezvous.leave(why)
 
     def run_group(
@@ -123,16 +123,16 @@ class NodeRunner:
         attempt: Attempt,
         held: Sequence[int] = (),
     ) -> RunningJob:
-        """Run this node's group of one start until nothing of it is left, and return what became of it.
+        """Run this node's group of one start until all of its processes have exited, and return the job.
 
         Args:
-            group: What this node's keeper needs.
-            attempt: Which start of the job it is.
-            held: Descriptors that its keeper holds until it is over.
+            group: Spec for this node's keeper.
+            attempt: Which start of the job this is.
+            held: Descriptors that its keeper holds until the group is over.
 
         Raises:
-            OSError: when there can be no keeper.
-            StartError: when the job's environment contradicts its devices.
+            OSError: if no keeper can be started.
+            StartError: if the job's environment contradicts its devices.
         """
         refresh_names(JobPaths(spec.run_dir).folder)
         self._job = job = self._monitor.start(spec, group, allocation, attempt, held)
@@ -185,11 +185,11 @@ class NodeRunner:
 
 
 class Follower:
-    """Run this node's part of the jobs of one `launch()` call, as the first node starts them.
+    """Run this node's part of the jobs of one `launch()` call, each when the first node starts it.
 
     Args:
         overrides: Override strings of each job, by its number, in order.
-        pool: The devices of this node.
+        pool: Devices of this node.
     """
 
     def __init__(
@@ -209,11 +209,12 @@ class Follower:
         self._base = scrub(os.environ, start_environment())
 
     def run(self) -> list[JobReturn]:
-        """Take part in all jobs and return one JobReturn a job, in order. Values are the first node's alone.
+        """Take part in all jobs and return one JobReturn per job, in order. Only the first node gets values.
 
         Raises:
-            KeyboardInterrupt: after Ctrl-C, when every rank of this node is gone.
-            SystemExit: after SIGTERM or SIGHUP, likewise; or when the first node has left the sweep.
+            KeyboardInterrupt: on Ctrl-C, after every rank of this node has exited.
+            SystemExit: likewise on SIGTERM or SIGHUP.
+            StartError: if another node has left the sweep, or a job cannot be started on this node.
         """
         settings = self._context.settings
         _log.info("Node %d of %d: following node 0", settings.node_rank, settings.nnodes)
@@ -232,7 +233,7 @@ class Follower:
 
     def _follow(self, number: int, overrides: tuple[str, ...]) -> JobResult:
         folder = JobFolder(self._rendezvous.job_dir(number))
-        # Else that it is missing may be remembered for half a minute (NFS).
+        # Otherwise, NFS may cache for half a minute that it does not exist.
         with contextlib.suppress(OSError):
             os.makedirs(folder.path, exist_ok=True)
         _log.info("\t#%d : %s", number, encodable(override_line(overrides)))
@@ -249,18 +250,18 @@ class Follower:
             try:
                 self._run_group(spec)
             except (LauncherError, OSError) as error:
-                # Its keeper would have told the other nodes.
+                # No keeper is left to report this to the other nodes.
                 raise StartError(f"Job {number} cannot be started on this node: {error}") from None
         return self._result(number, folder.read_end())
 
     def _wait_for_start(self, folder: JobFolder, key: str) -> LaunchSpec | None:
-        """Wait until node 0 starts the job, or starts it again; None: it is over, or this process has been stopped."""
+        """Wait for the next start of the job by node 0. Return None if the job is over or this process is stopped."""
         found: LaunchSpec | None = None
 
         def is_published() -> bool:
             nonlocal found
             folder.refresh()
-            # The end comes first: of a job that is over nothing is to be started.
+            # Check for the end first, as nothing of a finished job must be started.
             over = folder.read_end() is not None
             found = None if over else folder.read_start(key)
             return over or found is not None
@@ -273,7 +274,7 @@ class Follower:
         devices = self._acquire_devices(self._pool.size(published.nproc, published.devices_per_rank).devices)
         if devices is None:
             return
-        # The program may lie elsewhere on this node, and its devices are its own.
+        # This node may have the program in another place, and has its own devices.
         argv, cwd = rank_command(self._context.entry, settings.wrapper, published.run_dir, published.overrides)
         locked = self._allocator.lock_names(devices)
         spec = replace(published, argv=argv, cwd=cwd, devices=devices or None, locked=locked)
@@ -288,7 +289,7 @@ class Follower:
             self._allocator.release_unused(())
 
     def _acquire_devices(self, count: int) -> tuple[str, ...] | None:
-        """Wait for so many devices; None: this process has been stopped."""
+        """Wait for a number of devices. Return None if this process is stopped."""
         pool, allocator = self._pool, self._allocator
         acquired: tuple[str, ...] = ()
         reported: dict[str, str] = {}

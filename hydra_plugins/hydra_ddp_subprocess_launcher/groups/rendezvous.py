@@ -1,4 +1,4 @@
-"""How the nodes of a job find, watch and tell each other."""
+"""The rendezvous of a job's nodes: they find and watch each other through files, and exchange messages."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from ..supervisor import heartbeat
 from ..supervisor.heartbeat import HEARTBEAT_INTERVAL_S, Peers, refresh_names
 
 _log = logging.getLogger(__name__)
-# Seconds between two looks while the processes gather, until a line says who is missing, and between two such lines.
+# Seconds between two checks while nodes join, until the first log line about missing nodes, and between two such lines.
 _INTERVAL_S = 0.2
 _NOTE_S = 5.0
 _NOTE_AGAIN_S = 60.0
-# Seconds between two looks later on.
+# Seconds between two checks after all nodes have joined.
 _LOOK_S = 1.0
 _NNODES = "hydra.launcher.nnodes"
 
 
 class Rendezvous:
-    """The launching processes of one sweep on its nodes; of a sweep on one node, there is nobody to meet."""
+    """The rendezvous of a sweep on one node, which does nothing."""
 
     def job_dir(self, number: int) -> str:
-        """Return the directory in which the nodes of a job meet, absolute; empty: it has one node."""
+        """Return the rendezvous directory of a job, absolute, or an empty string if the job has one node."""
         return ""
 
     def check(self) -> str:
-        """Return which node has left the sweep; empty: none."""
+        """Return which node has left the sweep and why, or an empty string."""
         return ""
 
     def publish_start(self, spec: LaunchSpec) -> None:
-        """Let the other nodes of a job start it, too.
+        """Publish a start, so that the other nodes start the job, too.
 
         Raises:
             OSError: if the directory cannot be written.
@@ -54,22 +54,22 @@ class Rendezvous:
         """
 
     def publish_end(self, number: int, end: JobEnd) -> None:
-        """Tell the other nodes that a job is over."""
+        """Publish the end of a job to the other nodes."""
 
     def observe(self, report: GroupReport | None) -> None:
-        """Learn from the report on a job what its keepers know of another node."""
+        """Take over what the keepers of a job have reported about another node."""
 
     def leave(self, why: str = "") -> None:
-        """Tell the other nodes that this one takes no further part."""
+        """Report to the other nodes that this one leaves."""
 
 
 class NodeRendezvous(Rendezvous):
-    """The launching processes of one sweep on several nodes.
+    """The rendezvous of the launching processes of one sweep on several nodes.
 
     Args:
-        folder: Of this run of the sweep alone.
+        folder: Folder of this run of the sweep only.
         node: Number of this node.
-        arrive_s: Seconds after which a node that has not come will not come any more.
+        arrive_s: Seconds after which a node that has not joined counts as departed.
     """
 
     def __init__(self, folder: str, node: int, nnodes: int, arrive_s: float = math.inf) -> None:
@@ -83,19 +83,19 @@ class NodeRendezvous(Rendezvous):
         self._called_at = 0.0
         self._departed = ""
         self._starts: dict[int, int] = {}
-        # Writes that this run is alive for those who come; only the first node calls.
+        # Announces this run to joining nodes; only the first node does so.
         self._call: Callable[[], None] = lambda: None
 
     @classmethod
     def join(cls, rendezvous_root: str, node: int, nnodes: int) -> NodeRendezvous:
-        """Wait until the launching processes of all nodes are there.
+        """Wait until the launching processes of all nodes have joined.
 
         Args:
-            meetings: Folder on a file system that all nodes see, absolute.
+            rendezvous_root: Folder on a file system that all nodes share, absolute.
             node: Number of this node.
 
         Raises:
-            StartError: when the nodes cannot meet, or one of them leaves before all have come.
+            StartError: if the nodes cannot join, or one of them leaves before all have joined.
         """
         session = os.path.join(rendezvous_root, "session")
         try:
@@ -118,7 +118,7 @@ class NodeRendezvous(Rendezvous):
         return gathering
 
     def _wait_for_all(self) -> None:
-        # At the end of the process, too, however that comes, such as between two batches.
+        # Leave at any exit of the process, also between two batches.
         atexit.register(self.leave, "its process has ended")
         try:
             _wait(self._all_are_here, lambda: f"Waiting for {', '.join(self.missing)} ({_NNODES}={self._nnodes})")
@@ -136,22 +136,22 @@ class NodeRendezvous(Rendezvous):
 
     @property
     def missing(self) -> list[str]:
-        """Nodes that have not come yet."""
+        """Nodes that have not joined yet."""
         self._peers.look(time.monotonic())
         self._peers.refresh()
         return self._peers.missing
 
     def job_dir(self, number: int) -> str:
-        """Return the directory in which the nodes of a job meet, absolute."""
+        """Return the rendezvous directory of a job, absolute."""
         return os.path.join(self._folder, str(number))
 
     @property
     def first_host(self) -> str:
-        """Host name of node 0, as another node knows it."""
+        """Host name of node 0, as node 0 has published it."""
         return self._peers.host_of(0)
 
     def publish_start(self, spec: LaunchSpec) -> None:
-        """Let the other nodes of a job start it, too.
+        """Publish a start, so that the other nodes start the job, too.
 
         Raises:
             OSError: if the directory cannot be written.
@@ -164,7 +164,7 @@ class NodeRendezvous(Rendezvous):
         JobFolder(self.job_dir(spec.number)).publish_start(str(nth), spec)
 
     def publish_end(self, number: int, end: JobEnd) -> None:
-        """Tell that a job is over. Where that cannot be written, this node leaves: the others would wait for ever."""
+        """Publish the end of a job. If that fails, this node leaves, as the others would wait forever."""
         try:
             JobFolder(self.job_dir(number)).publish_end(end)
         except OSError as error:
@@ -172,23 +172,23 @@ class NodeRendezvous(Rendezvous):
             self.leave(self._departed)
 
     def observe(self, report: GroupReport | None) -> None:
-        """Take note of what keepers have told of another node's process."""
+        """Record that a node has left, if keepers have reported that."""
         if report is None or report.first_node in (None, self._node) or self._departed:
             return
         if report.reason is StopReason.LAUNCHER_LOST:
             self._departed = f"{StopReason.LAUNCHER_LOST.value} {report.detail}"
         elif report.reason is StopReason.ORDERED and self._node == 0:
-            # The first node alone has other reasons for it than to leave.
+            # Only the first node can order a stop without leaving.
             self._departed = f"a node was stopped ({report.detail})"
 
     def check(self) -> str:
-        """Send a heartbeat, and return which node has left the sweep; empty: none."""
+        """Send a heartbeat, and return which node has left the sweep and why, or an empty string."""
         now = time.monotonic()
         if now >= self._looked_at + _LOOK_S:
             self._looked_at = now
             self._peers.look(now)
         if now >= self._called_at + HEARTBEAT_INTERVAL_S:
-            # One that comes too late would wait for ever.
+            # Keep announcing the run, as a node that joins too late would wait forever without it.
             self._called_at = now
             with contextlib.suppress(OSError):
                 self._call()
@@ -205,14 +205,14 @@ class NodeRendezvous(Rendezvous):
         return self._departed
 
     def leave(self, why: str = "") -> None:
-        """Tell the others that this node takes no further part."""
-        # Not at the end of a process that the user's program has forked.
+        """Report to the other nodes that this one leaves."""
+        # A process that the user's program forked also runs this at exit, and must not leave.
         if os.getpid() == self._pid:
             self._peers.tell_failure(GroupReport((), StopReason.ORDERED, None, " ".join(why.split()).rstrip(".")))
 
 
 def why_it_ends(error: BaseException) -> str:
-    """Return how to tell the other nodes what ends this process's part of the sweep."""
+    """Describe to the other nodes why this process leaves the sweep."""
     if isinstance(error, LauncherError):
         return str(error)
     if isinstance(error, KeyboardInterrupt):
@@ -224,18 +224,18 @@ def why_it_ends(error: BaseException) -> str:
 
 
 def _caller(session: str, name: str, nnodes: int) -> Callable[[], None]:
-    """Return what writes, for those who come, that this run of a sweep is alive."""
+    """Return a function that announces this run of a sweep to joining nodes."""
     calls, alike = itertools.count(1), f"{nnodes} {__version__}"
 
     def call() -> None:
-        # They tell by the growing number that it is not what an earlier run left.
+        # The growing number shows that this is not a leftover of an earlier run.
         write_text(session, f"{name} {next(calls)} {alike}\n")
 
     return call
 
 
 def _wait_for_call(rendezvous_root: str, session: str, nnodes: int) -> str:
-    """Return the name of the run that the first node calls to."""
+    """Wait for the first node, and return the name of the run that it announces."""
     last = _read(session)
 
     def is_called() -> bool:
@@ -261,7 +261,7 @@ def _wait_for_call(rendezvous_root: str, session: str, nnodes: int) -> str:
 
 
 def _read(session: str) -> tuple[str, str, str, str] | None:
-    """Return name, number, number of nodes and version of the last call; None: there was none."""
+    """Return run name, count, number of nodes and version of the last announcement, or None."""
     try:
         with open(session, encoding="utf-8") as file:
             name, calls, nnodes, version = file.read().split()
@@ -284,13 +284,13 @@ _START = "start_"
 
 @dataclass(frozen=True)
 class StartFile:
-    """A file that tells of a start. One that is equal need not be read again.
+    """A file with a start. If it is equal to an earlier one, it need not be read again.
 
     Attributes:
-        path: Absolute.
-        inode: Of the file, as it may be replaced.
-        changed_at: Nanoseconds, by the file server's clock.
-        size: In bytes.
+        path: Absolute path.
+        inode: Inode of the file, as it may be replaced.
+        changed_at: Modification time in nanoseconds, by the file server's clock.
+        size: Size in bytes.
     """
 
     path: str
@@ -299,7 +299,7 @@ class StartFile:
     size: int
 
     def read(self) -> LaunchSpec | None:
-        """Return the start; None: the file cannot be read."""
+        """Return the start, or None if the file cannot be read."""
         return _read_start(self.path)
 
 
@@ -310,40 +310,40 @@ def _read_start(path: str) -> LaunchSpec | None:
 
 @dataclass(frozen=True)
 class JobFolder:
-    """The folder of one job, on a file system that all its nodes see.
+    """The folder of one job, on a file system that all its nodes share.
 
     Attributes:
-        path: Absolute.
+        path: Absolute path.
     """
 
     path: str
 
     def publish_start(self, key: str, spec: LaunchSpec) -> None:
-        """Tell of a start.
+        """Publish a start.
 
         Args:
-            key: Which one it is, so that nobody takes an earlier one for it.
+            key: Identifies the start, so that no node mistakes an earlier one for it.
 
         Raises:
-            OSError: when the folder cannot be written.
+            OSError: if the folder cannot be written.
         """
         os.makedirs(spec.rendezvous_dir or self.path, exist_ok=True)
         write_private(self._start(key), dump(spec))
 
     def read_start(self, key: str) -> LaunchSpec | None:
-        """Return a start; None: it is not known yet."""
+        """Return a start, or None if it is not published yet."""
         return _read_start(self._start(key))
 
     @property
     def starts(self) -> int:
-        """How many starts were told of."""
+        """Number of published starts."""
         try:
             return sum(name.startswith(_START) for name in os.listdir(self.path))
         except OSError:
             return 0
 
     def find_last_start(self) -> StartFile | None:
-        """Return the file that told of a start last; None: none is known yet."""
+        """Return the file with the latest start, or None if no start is published yet."""
         self.refresh()
         try:
             entries = [entry for entry in os.scandir(self.path) if entry.name.startswith(_START)]
@@ -357,16 +357,16 @@ class JobFolder:
         return os.path.join(self.path, f"{_START}{key}.pkl")
 
     def publish_end(self, end: JobEnd) -> None:
-        """Tell that the job is over.
+        """Publish the end of the job.
 
         Raises:
-            OSError: when the folder cannot be written.
+            OSError: if the folder cannot be written.
         """
         os.makedirs(self.path, exist_ok=True)
         write_private(self._end, dump(end))
 
     def read_end(self) -> JobEnd | None:
-        """Return the end; None: it is not known yet."""
+        """Return the end, or None if it is not published yet."""
         end = read_stored(self._end)
         return end if isinstance(end, JobEnd) else None
 
@@ -375,19 +375,19 @@ class JobFolder:
         return os.path.join(self.path, "end.pkl")
 
     def refresh(self) -> None:
-        """Have names in the folder read from the server, where they may be cached for half a minute (NFS)."""
+        """Reread the names in the folder from the server, as NFS may cache them for half a minute."""
         heartbeat.refresh_names(self.path)
 
 
 def report_for_keeper(spec: LaunchSpec, node: int, report: GroupReport | None) -> None:
-    """Tell a job's other nodes that this one's group has ended, where its keeper could not meet theirs, or was killed.
+    """Report to a job's other nodes that this node's group has ended, if its keeper could not join or was killed.
 
-    Where that cannot be written either, they are left to the silence of this node.
+    If that cannot be written either, the other nodes detect the end by the missing heartbeat.
 
     Args:
         spec: The start of the job.
         node: Number of this node.
-        report: What its keeper reported; None: nothing, as it was killed.
+        report: The keeper's report, or None if it was killed.
     """
     if not spec.rendezvous_dir or (report is not None and report.hosts):
         return

@@ -1,4 +1,4 @@
-"""A job while it runs, as the launching process sees it, and all of them together."""
+"""A running job as the launching process sees it, and the monitor of all running jobs."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from ..supervisor.keeper import GIVE_UP_S
 from .spawners import MAX_HELD, ForkServer, SpawnerLink
 
 _log = logging.getLogger(__name__)
-# Of the descriptors that a keeper holds, those that are no locks: the sweep's lock, and a terminal.
+# Descriptors held by a keeper that are not device locks: the sweep lock and a terminal.
 _OTHER_DESCRIPTORS = 4
-# Seconds for a keeper or spawner to answer before it is woken, and again before it is killed.
+# Seconds for a keeper or spawner to answer before it is continued, and again before it is killed.
 _ANSWER_S = 5.0
-# Times that a job is handed to a spawner which does not take it up.
+# Maximum number of restarts of a job because no spawner took it up.
 _MOST_UNANSWERED = 3
-# Lines of rank 0's log in which to look for a port that was taken.
+# Number of last lines of rank 0's log in which to look for a port that was taken.
 _LAST_WORDS = 50
-# Number of a job, and which of its processes.
+# Arguments: the number of a job, and which of its processes.
 LEFTOVERS_MESSAGE = (
     "#%d : %s of it cannot be ended, as where a disk or driver does not answer. What it holds is not given out before "
     "it has gone"
@@ -49,29 +49,29 @@ LEFTOVERS_MESSAGE = (
 
 @dataclass(eq=False)
 class RunningJob:
-    """A job with a keeper.
+    """A job that runs under a keeper.
 
     Attributes:
-        spec: What is started.
-        allocation: What it holds.
-        attempt: Which start of it this is.
-        link: The spawner that forked its keeper.
-        channel: To the keeper.
-        tees: One a rank that is shown.
+        spec: The start of the job.
+        allocation: Its devices and port.
+        attempt: Which start of the job this is.
+        link: Link to the spawner that forked its keeper.
+        channel: Channel to the keeper.
+        tees: One per rank that is shown.
         node: Number of this node.
         began: Start of the ranks, monotonic seconds.
-        ranks_run: Whether they have been started, as far as that has to be waited for.
-        keeper: The keeper's process; None: it has not answered yet.
-        end_by: When the keeper has to be gone after an order to stop, monotonic seconds; None: no order.
+        ranks_run: Whether the ranks have been started. On a single node, set with the keeper's first answer.
+        keeper: The keeper's process, or None if it has not answered yet.
+        end_by: Deadline for the keeper to exit after an order to stop, monotonic seconds, or None without an order.
         stopped_for: Why it was ordered to stop.
-        stopped_at: When the keeper was first seen to stand still, monotonic seconds; None: it does not.
-        lost_at: When it had said its last word, or ended without one, monotonic seconds.
-        report: The keeper's last word.
-        reaped: Whether the spawner has reported that the keeper and everything below it have ended.
-        has_leftovers: Whether a process of it could not be ended.
-        keeper_code: Exit code of the keeper; None: not known.
-        compared: Whether `check_config` has been done.
-        difference: What it found; empty: nothing.
+        stopped_at: When the keeper was first seen stopped (SIGSTOP), monotonic seconds, or None if it is not.
+        lost_at: When the keeper sent its report, or ended without one, monotonic seconds, or None before that.
+        report: The keeper's report, or None if there is none yet.
+        reaped: Whether the spawner has reported that the keeper and all its descendants have ended.
+        has_leftovers: Whether one of its processes could not be ended.
+        keeper_code: Exit code of the keeper, or None if it is not known.
+        compared: Whether the configs of the ranks have been compared (`check_config`).
+        difference: The difference found, or empty.
     """
 
     spec: LaunchSpec
@@ -97,16 +97,16 @@ class RunningJob:
 
     @property
     def started(self) -> bool:
-        """Whether it is known to have had a keeper."""
+        """Whether a keeper is known to have started the job."""
         return self.keeper is not None or self.report is not None
 
     @property
     def finished(self) -> bool:
-        """Whether nothing of the job is alive."""
+        """Whether no process of the job is alive."""
         return self.channel.disconnected and (self.reaped or self.link.disconnected)
 
     def receive(self) -> list[str]:
-        """Take what the keeper has sent, and return its lines for the user."""
+        """Receive the keeper's messages, and return those for the user."""
         lines = []
         self.channel.flush()
         for message in self.channel.receive():
@@ -117,26 +117,26 @@ class RunningJob:
             elif isinstance(message, Started):
                 self.keeper = self.keeper or processes.ProcessHandle(message.keeper)
                 self.ranks_run = bool(message.ranks) or not self.spec.rendezvous_dir
-                # Before that it may have waited for other nodes.
+                # Until now, it may have waited for other nodes.
                 self.began = time.monotonic()
         if (self.channel.disconnected or self.report is not None) and self.lost_at is None:
             self.lost_at = time.monotonic()
         return lines
 
     def stop(self, detail: str, *, at_once: bool = False) -> None:
-        """Have the group ended."""
+        """Order the keeper to end the group."""
         self.channel.send(Stop(at_once=at_once, detail=detail))
         self.stopped_for = self.stopped_for or detail
         if self.keeper is not None:
-            # A keeper that somebody stopped could not obey.
+            # A stopped keeper (SIGSTOP) could not act on the order.
             self.keeper.send(signal.SIGCONT)
-        # After the second order nobody shall wait for what cannot be killed.
+        # After the second order, do not wait for processes that cannot be killed.
         patience_s = 0.0 if at_once else self.spec.limits.grace_period_s + GIVE_UP_S
         end_by = time.monotonic() + _ANSWER_S + patience_s
         self.end_by = end_by if self.end_by is None else min(self.end_by, end_by)
 
     def check_stuck(self, now: float) -> None:
-        """Deal with a keeper or spawner that does not answer, such as one that somebody stopped.
+        """Continue or kill a keeper or spawner that does not answer, such as one that was stopped (SIGSTOP).
 
         Args:
             now: Monotonic seconds.
@@ -145,7 +145,7 @@ class RunningJob:
             self._insist_on_spawner(now - self.lost_at)
         elif self.keeper is None:
             if now < self.link.ready_at:
-                # It is busy with imports, unless somebody stopped it. Who stops the sweep does not wait for them.
+                # It is importing modules, unless it was stopped (SIGSTOP). An order to stop does not wait for imports.
                 self.link.wake()
                 if self.end_by is not None or now > self.link.ready_by:
                     self.link.kill()
@@ -154,15 +154,15 @@ class RunningJob:
             self._wake_keeper(self.keeper, now)
             limit = self.spec.limits.timeout_s
             patience_s = self.spec.limits.grace_period_s + GIVE_UP_S + _ANSWER_S
-            # While it waits for other nodes its time does not run.
+            # The time limit does not include waiting for other nodes.
             due = [] if limit is None or not self.ranks_run else [self.began + limit + patience_s]
             if self.end_by is not None:
                 due.append(self.end_by)
             if due and now > min(due):
-                # Its ranks die with it; what they leave behind, the spawner ends.
+                # Its ranks die with it, and the spawner ends what they leave behind.
                 self.keeper.send(signal.SIGKILL)
             if self.keeper.ended:
-                # Its socket is still open: a spawner that was stopped while it forked holds a copy.
+                # Do not rely on its socket, of which a spawner that was stopped while forking holds a copy.
                 self.lost_at = now
 
     def _wake_keeper(self, keeper: processes.ProcessHandle, now: float) -> None:
@@ -171,7 +171,7 @@ class RunningJob:
         elif self.stopped_at is None:
             self.stopped_at = now
         elif now - self.stopped_at > _ANSWER_S:
-            # Its ranks would go on, and nobody would notice their end.
+            # Its ranks would go on, and no process would notice their end.
             keeper.send(signal.SIGCONT)
 
     def _insist_on_spawner(self, waited_s: float) -> None:
@@ -181,23 +181,23 @@ class RunningJob:
             self.link.wake()
 
     def end_leftovers(self) -> list[int]:
-        """End what a lost keeper left behind where the spawner was lost, too, and return what cannot be ended."""
+        """End the processes of a lost keeper, as its spawner may be lost, too, and return the pids that remain."""
         if self.report is not None:
             self.has_leftovers = self.report.left
             return []
         marks = {"TORCHELASTIC_RUN_ID": self.spec.run_id}
         if self.spec.rendezvous_dir:
-            # Another node of the job may be on this machine, too.
+            # Another node of the job may be on the same machine.
             marks["GROUP_RANK"] = str(self.node)
         found = processes.kill_marked(marks, _ANSWER_S)
         self.has_leftovers |= bool(found)
         if self.keeper is None and self.end_by is not None:
-            # It had not begun, and nobody killed a keeper.
+            # It had not begun, and no keeper was killed.
             self.report = GroupReport((), StopReason.ORDERED, None, self.stopped_for)
         return found
 
     def compare_configs(self) -> bool:
-        """Compare what the ranks resolved, once, as soon as every rank has written it; return whether it differs."""
+        """Compare the ranks' resolved configs once all are written, and return whether a difference was just found."""
         found = None if self.compared else config_difference(self.spec)
         if found is None:
             return False
@@ -210,14 +210,14 @@ class RunningJob:
         outcome = read_outcome(paths, 0, self.spec.run_id)
         words = outcome.traceback if outcome is not None else "\n".join(last_lines(paths.log(0), _LAST_WORDS))
         if self.spec.world_size > 1 and is_of_spawned(words):
-            return False  # They would have each other's port again.
+            return False  # Spawned processes would take each other's port again.
         return is_port_clash(words, self.allocation.port.number)
 
     def next_attempt(self, completed: bool, *, own_port: bool) -> Attempt | None:
-        """Return how to start the job once more, now that it is over; None: its end stands.
+        """Return the next start of a job that has ended, or None if it is not restarted.
 
         Args:
-            own_port: Whether the port was chosen here, so that another one can be.
+            own_port: Whether the launcher chose the port, so that it can choose another one.
         """
         if completed or self.has_leftovers:
             return None
@@ -233,7 +233,7 @@ class RunningJob:
         return None
 
     def close(self) -> None:
-        """Let go of the keeper's socket and the port."""
+        """Release the keeper's socket and the port."""
         self.channel.close()
         self.allocation.port.release()
         if self.keeper is not None:
@@ -241,14 +241,14 @@ class RunningJob:
 
 
 def name_leftovers(pids: Sequence[int]) -> str:
-    """Return the processes of a job that cannot be ended; which they are may not be known."""
+    """Return the processes of a job that cannot be ended, as text; their pids may not be known."""
     return list_numbers("process", pids) if pids else "a process"
 
 
 def config_difference(spec: LaunchSpec) -> str | None:
-    """Return in which keys the ranks of a start resolved their configs differently; empty: in none.
+    """Describe the keys in which the ranks of a start resolved their configs differently; empty if there are none.
 
-    None while not all of them have written what they resolved (`check_config`).
+    Return None until all ranks have written their resolved configs (`check_config`).
     """
     paths = JobPaths(spec.run_dir)
     files = [paths.resolved_config(rank) for rank in range(spec.world_size)]
@@ -265,18 +265,18 @@ def _differing_keys(files: list[str]) -> list[str]:
             with open(file, encoding="utf-8") as opened:
                 configs.append(json.load(opened))
         except (OSError, ValueError):
-            return []  # The job has deleted or changed it: what it did not keep cannot be compared.
+            return []  # The job has deleted or changed the file, so there is nothing to compare.
     keys = {key: None for config in configs for key in config}
     own = ("hydra.output_subdir", "hydra.job_logging.handlers.")
     return [key for key in keys if not key.startswith(own) and len({str(config.get(key)) for config in configs}) > 1]
 
 
 class JobMonitor:
-    """Start keepers for jobs, and receive what they report.
+    """Start keepers for jobs, and receive their messages.
 
     Args:
-        selector: On which to wait.
-        fork_server: Forks keepers whose ranks may be forks, too; None: each rank is a new interpreter.
+        selector: Selector to wait on.
+        fork_server: Forks keepers whose ranks may be forks, too. If None, each rank is a new interpreter.
 
     Attributes:
         running: Jobs that have a keeper, by number.
@@ -297,17 +297,17 @@ class JobMonitor:
         held: Sequence[int] = (),
         tees: Sequence[LogTee] = (),
     ) -> RunningJob:
-        """Start one node's group of a job, and listen to its keeper from now on.
+        """Start one node's group of a job, and receive its keeper's messages from now on.
 
         Args:
             spec: The start of the job.
-            attempt: Which start of it this is.
+            attempt: Which start of the job this is.
             held: Descriptors that the keeper holds until its job is over.
-            tees: One a rank that is shown.
+            tees: One per rank that is shown.
 
         Raises:
-            OSError: if there can be no keeper.
-            StartError: if that is too much to hold.
+            OSError: if no keeper can be started.
+            StartError: if there are too many descriptors to hold.
         """
         if len(held) > MAX_HELD:
             raise StartError(
@@ -325,7 +325,7 @@ class JobMonitor:
         return job
 
     def _ask_for_keeper(self, number: int, held: Sequence[int], *, forked: bool) -> tuple[SpawnerLink, Channel]:
-        """Have a keeper forked: by the fork server, by the spawner, or by a new one if that is gone."""
+        """Request a keeper from the fork server, from the spawner, or from a new spawner if that is gone."""
         server = self._fork_server.link() if forked and self._fork_server is not None else None
         for link in (server, self._spawner):
             if link is not None and not link.disconnected:
@@ -333,7 +333,7 @@ class JobMonitor:
                 try:
                     return link, Channel(link.start_keeper(number, held))
                 except OSError:
-                    # It was killed since we heard from it. Its jobs go on; this one gets a new spawner.
+                    # It was killed after its last message. Its jobs go on; this one gets a new spawner.
                     _log.debug("The spawner is gone; starting another")
         self._spawner = SpawnerLink()
         self._listen_to(self._spawner)
@@ -344,12 +344,12 @@ class JobMonitor:
             self._selector.register(link, selectors.EVENT_READ, link)
 
     def remove(self, job: RunningJob) -> None:
-        """Forget a job that is over."""
+        """Remove a job that is over."""
         job.close()
         del self.running[job.spec.number]
 
     def wait(self, timeout: float | None) -> None:
-        """Wait until somebody has said something, for `timeout` seconds at most, and take it."""
+        """Wait up to `timeout` seconds for messages of keepers and spawners, and receive them."""
         for key in list(self._selector.get_map().values()):
             if isinstance(key.data, RunningJob):
                 write = selectors.EVENT_WRITE if key.data.channel.wants_to_write else 0
@@ -377,7 +377,7 @@ class JobMonitor:
             link.close()
 
     def close(self) -> None:
-        """Let go of everybody: without their sockets, keepers end their groups by themselves."""
+        """Close all sockets, upon which keepers end their groups by themselves."""
         for job in self.running.values():
             job.channel.close()
         if self._spawner is not None:

@@ -1,4 +1,4 @@
-"""The launching process's end of spawners: start them, hand them jobs, learn which keepers have ended."""
+"""The launching process's end of spawners: start them, pass jobs to them, receive which keepers have ended."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from ..job import environment as environment_module
 from ..supervisor import forkserver
 from ..supervisor.spawner import ENDED, JOB, MAX_DESCRIPTORS, NOTE, folder_of_package, spawner_command
 
-# Seconds for a spawner without keepers to end.
+# Seconds for a spawner without keepers to exit.
 _END_S = 5.0
-# Bytes of what a spawner wrote in which to look for its last line.
+# Maximum bytes of a spawner's output to search for its last line.
 _MOST_WRITTEN = 1 << 16
-# Descriptors that a keeper can hold: what one message passes, but for the keeper's socket.
+# Maximum number of descriptors that a keeper can hold: as many as one message passes, minus the keeper's socket.
 MAX_HELD = MAX_DESCRIPTORS - 1
 
 
 @dataclass(frozen=True)
 class KeeperEnded:
-    """A keeper ended, and nothing that it owned is alive, unless something is left.
+    """A keeper ended, and none of its processes is alive unless `left` is set.
 
     Attributes:
         job: Number of the job.
-        code: The keeper's exit code; anything but 0 means that it was lost. A signal as its negative number.
-        left: Whether a process of it could not be ended.
+        code: Exit code of the keeper, or the negative number of a signal. Anything but 0 means that it was lost.
+        left: Whether one of its processes could not be ended.
     """
 
     job: int
@@ -48,7 +48,7 @@ class KeeperEnded:
 
 
 def start_spawner(descriptor: int, errors: int) -> subprocess.Popen[bytes]:
-    """Start a spawner that has jobs on one descriptor, and writes to another what goes wrong."""
+    """Start a spawner that receives jobs on one descriptor, and writes errors to another."""
     return subprocess.Popen(
         spawner_command(descriptor, os.getpid()),
         stdin=subprocess.DEVNULL,
@@ -60,17 +60,17 @@ def start_spawner(descriptor: int, errors: int) -> subprocess.Popen[bytes]:
 
 
 class SpawnerLink:
-    """The launching process's end: start the spawner, hand it jobs, learn which keepers ended.
+    """The launching process's end of a spawner: start it, pass jobs to it, receive which keepers ended.
 
     Attributes:
-        disconnected: Whether it is gone.
-        ready_at: When it could serve, monotonic seconds; infinite: it cannot yet.
-        ready_by: When it has to, likewise.
+        disconnected: Whether the spawner is gone.
+        ready_at: When it became ready, monotonic seconds, or infinite if it is not ready yet.
+        ready_by: Deadline to become ready, monotonic seconds, or infinite if there is none.
     """
 
     def __init__(self, start: Callable[[int, int], subprocess.Popen[bytes]] = start_spawner) -> None:
         ours, theirs = socket.socketpair()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the spawner)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (stays open until the spawner is closed)
         try:
             with theirs:
                 self._process = start(theirs.fileno(), self._errors.fileno())
@@ -91,19 +91,18 @@ class SpawnerLink:
         return self._sock.fileno()
 
     def start_keeper(self, job: int, held: Sequence[int] = ()) -> socket.socket:
-        """Ask for a keeper and return the socket to it.
+        """Request a keeper and return the socket to it.
 
         Args:
             job: Number of the job.
-            held: Descriptors that shall be open as long as anything of the job is alive, such as locks; MOST_HELD of
-                them at most.
+            held: Descriptors to keep open as long as any process of the job is alive, such as locks; at most MAX_HELD.
 
         Raises:
-            OSError: when the spawner is gone.
+            OSError: if the spawner is gone.
         """
         ours, theirs = socket.socketpair()
         with theirs:
-            # With hundreds of jobs at once its queue can be full for a moment.
+            # With hundreds of concurrent jobs, its queue can be full for a moment.
             queue = select.poll()
             queue.register(self._sock, select.POLLOUT)
             queue.poll(_END_S * 1000)
@@ -116,9 +115,9 @@ class SpawnerLink:
         return ours
 
     def receive(self) -> list[KeeperEnded]:
-        """Return the reports that have arrived; sets `disconnected` when the spawner is gone."""
+        """Return the reports that have arrived, and set `disconnected` if the spawner is gone."""
         reports = []
-        # Also from one that is known to be gone: what it said last tells of what.
+        # Read from a spawner that is gone, too, as its last message may say why.
         while True:
             try:
                 data = self._sock.recv(ENDED.size)
@@ -131,27 +130,27 @@ class SpawnerLink:
                 break
             job, code, left = ENDED.unpack(data)
             if job == NOTE:
-                # It was sent together with its length.
+                # The text was sent together with its length.
                 self.hear_note(self._sock.recv(code))
             else:
                 reports.append(KeeperEnded(job, code, left))
         return reports
 
     def hear_note(self, note: bytes) -> None:
-        """Take what a spawner says of itself; a plain one says nothing."""
+        """Handle a note of the spawner about itself; a plain spawner sends none."""
 
     def wake(self) -> None:
-        """Continue the spawner if somebody stopped it."""
+        """Continue the spawner if it was stopped (SIGSTOP)."""
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End a spawner that does not answer. Its keepers go on."""
+        """Kill a spawner that does not answer. Its keepers go on."""
         self._killed = True
         self._process.kill()
 
     @property
     def ending(self) -> str:
-        """How a spawner that is gone has ended, and the last line that it wrote."""
+        """How a spawner that is gone ended, and the last line that it wrote."""
         if self._errors.closed:
             return self._ending
         code = self._process.poll()
@@ -161,7 +160,7 @@ class SpawnerLink:
         return ": ".join(filter(None, (how or "could not take it", last)))
 
     def close(self) -> None:
-        """Let the spawner end; it does so when its last keeper has. One that does not is killed: it owns nothing."""
+        """Let the spawner exit, which it does after its last keeper. Kill it on a timeout, as it owns nothing."""
         self._sock.close()
         try:
             self._process.wait(_END_S)
@@ -173,16 +172,17 @@ class SpawnerLink:
 
 
 _log = logging.getLogger(__name__)
-# What `auto` may preload, in the order of the imports: where the time of a start goes.
+# Modules that `auto` may preload, in import order. They take most of the time of a start.
 _AUTO = ("numpy", "torch", "torch.distributed", "omegaconf", "hydra")
-# Seconds that the imports may take.
+# Maximum seconds for the imports.
 _LIMIT_S = 120.0
-# Preloaders of a sweep that may be lost: one that is killed is no reason to do without, one that ends by itself is.
+# Number of lost fork servers after which a sweep does without one. A killed one is replaced, but not one that exits
+# during its imports.
 _MOST_LOST = 3
-# Libraries read these when they are loaded. None of them may start threads, which a fork would not have; and to ask
-# whether there is a GPU must not initialise it.
+# Libraries read these variables when they are loaded. They must not start threads, which a fork would not have, and
+# checking for a GPU must not initialise it.
 _WHILE_IMPORTING = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-# First nothing that would be found in the directory where it is started, as with `-c`.
+# `-c` puts the working directory first on sys.path. Remove it, so that nothing is imported from there.
 _BOOTSTRAP = """import sys
 if sys.path[:1] == [""]:
     del sys.path[0]
@@ -196,7 +196,7 @@ forkserver.main(*map(int, sys.argv[2:]))
 
 @dataclass(frozen=True)
 class RankProgram:
-    """What all ranks of a sweep run.
+    """The program that all ranks of a sweep run.
 
     Attributes:
         interpreter: The interpreter and its flags.
@@ -210,7 +210,7 @@ class RankProgram:
 
 
 class ForkServerLink(SpawnerLink):
-    """The launching process's end of a preloader."""
+    """The launching process's end of a fork server."""
 
     def __init__(self, program: RankProgram, spec: ForkServerSpec, environment: Mapping[str, str]) -> None:
         super().__init__(functools.partial(_start, program, spec, environment))
@@ -220,7 +220,7 @@ class ForkServerLink(SpawnerLink):
         self._told = False
 
     def hear_note(self, note: bytes) -> None:
-        """Take what the preloader says of its modules."""
+        """Handle a note of the fork server about its modules."""
         news = json.loads(note.decode("utf-8", "replace"))
         if "importing" in news:
             self._importing = news["importing"]
@@ -233,18 +233,18 @@ class ForkServerLink(SpawnerLink):
             _log.info("Preloaded: %s", ", ".join(names) or "nothing, each rank is a new interpreter")
 
     def kill(self) -> None:
-        """End a preloader that does not answer, or is not wanted any more."""
+        """Kill a fork server that does not answer or is not needed any more."""
         if self.ready_at == math.inf and time.monotonic() > self.ready_by and not self._told:
             self._give_up(f"importing {self._importing} takes more than {_LIMIT_S:g} s")
         self._told = True
         if self.ready_at == math.inf and self._process.poll() is None:
-            # It leads a group, to which what modules have started belongs. Keepers, which go on, have left it.
+            # It leads a process group, which includes what modules have started. Keepers, which go on, have left it.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         super().kill()
 
     def close(self) -> None:
-        """Let it end; it is killed where it is busy with imports."""
+        """Let the fork server exit. Kill it if it is still importing."""
         if self.ready_at == math.inf and not self.disconnected:
             self.kill()
         super().close()
@@ -282,10 +282,10 @@ def _start(
 
 
 class ForkServer:
-    """The preloader of a sweep, which is kept over its batches.
+    """The fork server of a sweep, which all batches share.
 
     Args:
-        modules: Names of the modules; None: `auto`.
+        modules: Names of the modules to import, or None for `auto`.
     """
 
     def __init__(self, modules: Sequence[str] | None, program: RankProgram, device_env_var: str) -> None:
@@ -298,17 +298,17 @@ class ForkServer:
         self._lost = 0
 
     def begin(self, environment: Mapping[str, str]) -> None:
-        """Start the preloader early, beside the composing of the first job.
+        """Start the fork server early, so that it imports while the first job is composed.
 
         Args:
-            environment: What jobs have, as far as that is known.
+            environment: Environment of the jobs, as far as it is known.
         """
         if self._shared is None:
             self._shared = self._shared_part(environment)
             self.link()
 
     def admit(self, number: int, spec: GroupSpec) -> GroupSpec:
-        """Return a group with the permission to be forked, if it can be; else say why not, once a reason."""
+        """Return the group spec, with forking allowed if possible. Otherwise, log why, once per reason."""
         if self._shared is None or self._given_up:
             return spec
         environment = {**spec.environment, **spec.rank_environments[0]}
@@ -321,7 +321,7 @@ class ForkServer:
         return replace(spec, program_at=len(self._program.interpreter))
 
     def link(self) -> SpawnerLink | None:
-        """Return the preloader, a new one if the last one was lost; None: it has been given up."""
+        """Return the link to the fork server, a new one if the last one was lost, or None if it has been given up."""
         if self._given_up or self._shared is None:
             return None
         if self._link is not None and self._link.disconnected:
@@ -339,7 +339,7 @@ class ForkServer:
             try:
                 self._link = ForkServerLink(self._program, spec, environment)
             except OSError as error:
-                # Whether that is in the way of ranks as well, these say themselves.
+                # If ranks cannot be started either, they report that themselves.
                 _log.warning(
                     "preload: its process cannot be started: %s. From now on each rank is a new interpreter", error
                 )
@@ -363,7 +363,7 @@ class ForkServer:
             _log.warning("#%d : is not preloaded: %s", number, why)
 
     def close(self) -> None:
-        """Let the preloader end."""
+        """Let the fork server exit."""
         if self._link is not None and not self._link.disconnected:
             self._link.close()
         self._link = None

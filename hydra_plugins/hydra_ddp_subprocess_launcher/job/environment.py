@@ -85,7 +85,7 @@ _SEED_VARIABLE = "PL_GLOBAL_SEED"
 
 
 def scrub(inherited: Mapping[str, str], at_start: Mapping[str, str] | None) -> dict[str, str]:
-    """Return an environment without the traces of other launchers.
+    """Remove the variables of other launchers from an environment.
 
     Args:
         inherited: Current environment of the launching process.

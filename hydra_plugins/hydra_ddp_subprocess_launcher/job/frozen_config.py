@@ -183,7 +183,7 @@ def unpicklable_key(config: DictConfig, dump: Callable[[object], bytes]) -> str 
         for value in values:
             try:
                 dump(value)
-            except Exception as error:  # noqa: BLE001  (a pickle can fail with anything)
+            except Exception as error:  # noqa: BLE001  (pickling may raise anything)
                 return f"{key} ({type(value).__name__}: {error})"
     return None
 
@@ -214,7 +214,7 @@ def own_yaml(config: DictConfig) -> str:
     own = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])  # type: ignore[misc]
     try:
         return OmegaConf.to_yaml(own, resolve=False, sort_keys=True)
-    except Exception:  # noqa: BLE001  (an object of the user's that YAML cannot hold)
+    except Exception:  # noqa: BLE001  (a user's object may not be representable in YAML)
         return "".join(sorted(f"{key}: {node!r}\n" for key, _, _, node in _nodes(own)))
 
 
@@ -226,7 +226,7 @@ def resolved_values(config: DictConfig) -> dict[str, str]:
             continue
         try:
             values[name] = repr(parent[key])
-        except Exception as error:  # noqa: BLE001  (a resolver may raise anything; that, too, should be alike)
+        except Exception as error:  # noqa: BLE001  (a resolver may raise anything; ranks should agree on that, too)
             values[name] = f"<{type(error).__name__}>"
     return values
 
@@ -248,7 +248,7 @@ class CachedConfig:
         """Pickle a config. Return None if it cannot be pickled."""
         try:
             return cls(LocalPickle.of(config), _size(config))
-        except Exception as error:  # noqa: BLE001  (a pickle can fail with anything)
+        except Exception as error:  # noqa: BLE001  (pickling may raise anything)
             # The config is composed again when its turn comes, and the job's error names it then.
             _log.debug("A config cannot be kept: %s: %s", type(error).__name__, error)
             return None
@@ -266,7 +266,7 @@ def _size(config: DictConfig) -> tuple[Any, Any] | None:
             return asked_size(config)
         with hydra_config(config):
             return asked_size(config)
-    except Exception:  # noqa: BLE001  (a resolver may raise anything; the job fails of it when its turn comes)
+    except Exception:  # noqa: BLE001  (a resolver may raise anything; the job fails with it in its turn)
         return None
 
 

@@ -97,7 +97,7 @@ def _carry(resolver: Callable[..., Any], dump: Callable[[object], bytes]) -> Car
 def _pickled(value: object, dump: Callable[[object], bytes]) -> tuple[bytes | None, str]:
     try:
         return dump(value), ""
-    except Exception as error:  # noqa: BLE001  (a pickle can fail with anything)
+    except Exception as error:  # noqa: BLE001  (pickling may raise anything)
         return None, f"{type(error).__name__}: {error}"
 
 
@@ -111,7 +111,7 @@ def _load(name: str, carried: CarriedResolver, load: Callable[[bytes], Any]) -> 
     if carried.pickle is not None:
         try:
             resolver: Callable[..., Any] = load(carried.pickle)
-        except Exception as error:  # noqa: BLE001  (a pickle can fail with anything)
+        except Exception as error:  # noqa: BLE001  (pickling may raise anything)
             why = f"{type(error).__name__}: {error}"
         else:
             return resolver

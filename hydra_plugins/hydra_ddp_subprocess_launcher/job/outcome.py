@@ -53,7 +53,7 @@ def outcome_of(
         return Outcome(
             completed=True, value=frozen_config.dumps(value if movable is None else movable, main_namespace)
         ), 0
-    except (Exception, SystemExit) as error:  # noqa: BLE001  (a pickle can fail with anything)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  (pickling may raise anything)
         lost = f"a {type(value).__name__} that cannot be pickled ({type(error).__name__}: {error})"
         return Outcome(completed=True, lost=lost), 0
 
@@ -194,7 +194,7 @@ class GroupWatch:
         try:
             if group is not None and group.size() > 1:
                 self._seen[0] = 1
-        except Exception:  # noqa: BLE001  (a group of the user's own may raise anything; one that cannot tell counts)
+        except Exception:  # noqa: BLE001  (a user's own group may raise anything; then it counts)
             self._seen[0] = 1
 
     @property
@@ -282,7 +282,7 @@ def end_job(callbacks: Callbacks, run_dir: str, config: DictConfig, job_return: 
     try:
         with frozen_config.hydra_config(config), _in_directory(job_return.working_dir or "."):
             ending.on_job_end(config=config, job_return=job_return)
-    except Exception as error:  # noqa: BLE001  (Hydra warns of what a callback raises, and a warning may be an error)
+    except Exception as error:  # noqa: BLE001  (Hydra turns a callback's error into a warning, which may raise)
         _log.warning("on_job_end: %s: %s", type(error).__name__, error)
 
 

@@ -295,7 +295,7 @@ def _body(context: SweepContext, config: DictConfig) -> bytes:
 def _callbacks(context: SweepContext) -> bytes | None:
     try:
         return frozen_config.dumps(context.hydra_context.callbacks, context.main_namespace)
-    except Exception as error:  # noqa: BLE001  (a pickle can fail with anything)
+    except Exception as error:  # noqa: BLE001  (pickling may raise anything)
         _log.warning(
             "The callbacks cannot be pickled (%s: %s). Ranks make new ones from the config, without their state.",
             type(error).__name__,
@@ -440,7 +440,7 @@ def refuse_shared_run_dir(run_dir: str, in_use: Iterable[tuple[int, str]]) -> No
 
 
 def start_error(error: Exception, job: PlannedJob) -> Exception:
-    """Return an error that says where a job could not be started, and why."""
+    """Turn an error at the start of a job into one that names the run directory and the reason."""
     if isinstance(error, ValueError):
         # For example, a NUL in its name.
         return StartError(

@@ -43,7 +43,7 @@ class ProgramEntry:
 
     Attributes:
         program: The command to run.
-        flags: Config flags of the sweep's command line that a rank needs, too.
+        flags: Config flags of the sweep's command line that a rank also needs.
         config_name: The flag that names the primary config, or empty if there was none.
         task: Which of the program's functions is the job.
         start: How this process was started, for the interpreter and its flags.
@@ -123,7 +123,7 @@ def _process_start(task_function: TaskFunction) -> ProcessStart:
 
 
 def _pycache_flag() -> tuple[str, ...]:
-    """Return the flag that Python's own list omits."""
+    """Return the flag that Python's own list omits, unless it comes from the environment, which ranks inherit."""
     prefix = sys._xoptions.get("pycache_prefix")
     return ("-X", f"pycache_prefix={prefix}") if isinstance(prefix, str) else ()
 
@@ -324,8 +324,8 @@ def _is_run_by_tool(start: ProcessStart) -> bool:
 def _start_directory(start: ProcessStart, module: str | None, script: str) -> str:
     """Return the directory in which the process was started, even if the program has called `chdir`."""
     if module is not None:
-        # `python -m` adds it to sys.path, unless -P or -I prevents that. If sys.path does not have it, use the folder in
-        # which the module was found.
+        # `python -m` adds it to sys.path, unless -P or -I prevents that. If it is not there, the folder in which the
+        # module was found is the best guess.
         root = start.spec_origin or ""
         for _ in (start.spec_name or "").split("."):
             root = os.path.dirname(root)
@@ -414,7 +414,7 @@ def _script_position(start: ProcessStart, module: str | None, script: str) -> in
 
 
 def config_flags(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Return the config flags of a Hydra command line that a rank needs, too.
+    """Return the config flags of a Hydra command line that a rank also needs.
 
     Args:
         argv: Arguments of the program, without its name.

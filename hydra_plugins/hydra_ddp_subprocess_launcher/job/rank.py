@@ -169,7 +169,7 @@ class _Rank:
         groups = GroupWatch()
         try:
             outcome, code = self._run_job(task_function, hydra_context, main_namespace)
-        except BaseException as error:  # noqa: BLE001  (whatever ends this rank is what the user must see)
+        except BaseException as error:  # noqa: BLE001  (the user must see anything that ends this rank)
             outcome, code = outcome_module.failure(error, main_namespace), 1
         # Write to the log first, as nothing else may be writable. The program may have closed it.
         with contextlib.suppress(Exception):
@@ -331,7 +331,7 @@ def _import_callbacks(config: DictConfig) -> None:
         for name in callbacks:
             try:
                 _import_module_of(str(callbacks[name]._target_))
-            except Exception as error:  # noqa: BLE001  (a module may raise anything; rank 0 fails of it below)
+            except Exception as error:  # noqa: BLE001  (a module may raise anything; rank 0 fails with it below)
                 sys.stderr.write(f"hydra.callbacks.{name}: {type(error).__name__}: {error}\n")
 
 
@@ -353,7 +353,7 @@ def _log_as_sweep(
     try:
         with hydra_state.redirected(where):
             hydra_state.log_as_sweep(settings.hydra_logging, settings.verbose, context)
-    except Exception as error:  # noqa: BLE001  (a handler may raise anything, such as for what is there only once)
+    except Exception as error:  # noqa: BLE001  (a handler may raise anything, such as for a port in use)
         sys.stderr.write(f"hydra.hydra_logging cannot be set up in a rank: {type(error).__name__}: {error}\n")
 
 

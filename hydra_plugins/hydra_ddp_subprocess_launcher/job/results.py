@@ -52,7 +52,7 @@ class UnavailableValue:
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job ended.
+    """The result of a job.
 
     Attributes:
         completed: Whether the job completed.
@@ -127,13 +127,13 @@ def resolve_result_safely(report: GroupReport | None, spec: LaunchSpec, keeper_c
     """Determine how a job ended, even if reading what its ranks stored raises an error."""
     try:
         return resolve_result(report, spec, keeper_code)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  (what is the user's may raise wherever it is touched)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  (the user's objects may raise anything)
         why = f"what its ranks stored cannot be used: {type(error).__name__}: {bounded(str(error))}"
         return failed_before_start(JobFailedError(f"{why}\nThe logs are in {JobPaths(spec.run_dir).folder}."))
 
 
 def failed_before_start(error: Exception) -> JobResult:
-    """Return the result of a job that failed with an error of the launcher instead of a rank's."""
+    """Return the result of a job that failed for a reason other than its ranks, such as at its start."""
     text = bounded_lines(str(error))
     summary = bounded(" ".join(text.split()))
     return JobResult(completed=False, value=error, cause=summary, block=f"{type(error).__name__}: {text}")
@@ -187,7 +187,7 @@ def value_of(outcome: Outcome) -> tuple[Any, tuple[str, ...]]:
     if outcome.value is not None:
         try:
             return frozen_config.loads(outcome.value), ()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  (a pickle can fail with anything, such as a module's exit)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (loading a pickle may raise anything, even SystemExit)
             value = UnavailableValue(
                 f"cannot be loaded in the launching process ({type(error).__name__}: {bounded(str(error))})"
             )
@@ -252,7 +252,7 @@ def _rebuilt_exception(outcome: Outcome | None) -> Exception | None:
         return None
     try:
         error = frozen_config.loads(outcome.exception)
-    except (Exception, SystemExit):  # noqa: BLE001  (then the text has to do)
+    except (Exception, SystemExit):  # noqa: BLE001  (the text is used instead)
         return None
     return error if isinstance(error, Exception) else None
 
@@ -329,7 +329,7 @@ def root_cause(report: GroupReport, outcomes: Sequence[Outcome | None], spec: La
 
 
 def lost_a_peer(failure: Failure) -> bool:
-    """Return whether an error only says that another rank exited, judging by messages of gloo, NCCL and torch's store."""
+    """Return whether an error only says that another rank exited, by the messages of gloo, NCCL and torch's store."""
     return _LOST_PEER.search(f"{failure.summary}\n{failure.traceback}") is not None
 
 
@@ -479,12 +479,12 @@ class _CachedJobReturn(JobReturn):
 
     @functools.cached_property
     def cfg(self) -> DictConfig:  # type: ignore[override]
-        """Config of the job without Hydra's part."""
+        """Config of the job without the `hydra` node."""
         return self._configs[0]
 
     @functools.cached_property
     def hydra_cfg(self) -> DictConfig:  # type: ignore[override]
-        """Hydra's part."""
+        """Config with only the `hydra` node."""
         return self._configs[1]
 
     @functools.cached_property
@@ -495,7 +495,7 @@ class _CachedJobReturn(JobReturn):
         """Pickle as a plain JobReturn, as Hydra's own launcher returns it."""
         plain = JobReturn(cfg=self.cfg, hydra_cfg=self.hydra_cfg)
         vars(plain).update({name: value for name, value in vars(self).items() if name not in ("_cached", "_configs")})
-        # `copyreg.__newobj__`, which protocol 2 uses, refuses to create an object of another class.
+        # Pickle refuses `copyreg.__newobj__` with another class than the object's, so call JobReturn instead.
         state = plain.__reduce_ex__(2)[2]
         return JobReturn, (), state
 

@@ -130,7 +130,7 @@ class PendingRestart:
 
 
 class PendingRestarts:
-    """The jobs of a batch that are between two starts.
+    """Hold the jobs of a batch that are between two starts.
 
     Args:
         allocator: Reports when their devices are free of the last start.

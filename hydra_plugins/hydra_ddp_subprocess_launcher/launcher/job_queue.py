@@ -174,7 +174,7 @@ class JobQueue:
         number = self._to_compose[0]
         try:
             size = self._store_config(number)
-        except Exception:  # noqa: BLE001  (a config may raise anything; it will again when its turn comes)
+        except Exception:  # noqa: BLE001  (a config may raise anything; the job fails with it in its turn)
             return
         self._to_compose.remove(number)
         if size is not None:
@@ -222,7 +222,7 @@ class JobQueue:
     def _compose(self, number: int) -> PreparedJob | None:
         try:
             size = self._store_config(number)
-        except Exception as error:  # noqa: BLE001  (a config may raise anything; it is this job's failure alone)
+        except Exception as error:  # noqa: BLE001  (a config may raise anything; only this job fails)
             self.discard(number)
             return PreparedJob(number, None, error)
         if size is not None:

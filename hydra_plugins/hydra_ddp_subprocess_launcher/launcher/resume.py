@@ -45,7 +45,7 @@ class ResumeDecision:
 
 
 class PreviousRuns:
-    """The jobs of the earlier runs of a sweep.
+    """Look up the jobs of earlier runs of a sweep.
 
     Args:
         record: What they have recorded, or None if there were none.
