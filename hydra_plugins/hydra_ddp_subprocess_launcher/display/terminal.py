@@ -133,6 +133,8 @@ class Board:
             legacy_windows=False,
             color_system=None if os.environ.get("NO_COLOR") else "auto",
         )
+        # Rich would hide the cursor until the board is removed.
+        console.show_cursor = lambda *_: False  # type: ignore[method-assign]
         return Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
 
     @property
@@ -154,7 +156,6 @@ class Board:
         if not self._drawn:
             self._live = self._new_live()
             self._live.start()
-            self._live.console.show_cursor(True)
             self._drawn = True
         self._live.update(Text.from_ansi("\n".join([*lines[-max(1, self.size[1] - 1) :], ""])), refresh=True)
 
