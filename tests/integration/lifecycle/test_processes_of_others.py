@@ -148,7 +148,7 @@ def test_only_the_rank_speaks_for_its_job(runner: Runner, options: list[str]) ->
     assert results(runner) == dict.fromkeys(range(len(HOW)), (True, "rank"))
     assert sorted((runner.cwd / "ended").read_text().splitlines()) == sorted(f"{how}: COMPLETED, rank" for how in HOW)
     folders = [runner.cwd / "sweep" / str(job) / ".ddp" for job in range(len(HOW))]
-    assert not [file for folder in folders for file in folder.iterdir() if file.name.startswith(("failure", "error"))]
+    assert not [file for folder in folders for file in folder.rglob("*") if file.name.startswith(("failure", "error"))]
     # What it says is not lost.
     assert "ValueError: in a fork" in (folders[HOW.index("raise")] / "rank_0.log").read_text()
     assert "fork ends" in (folders[HOW.index("exit")] / "rank_0.log").read_text()
