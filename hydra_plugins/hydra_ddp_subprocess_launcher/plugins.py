@@ -2,31 +2,23 @@
 
 import os
 import sys
+from abc import abstractmethod
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydra._internal.core_plugins import basic_sweeper
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 if TYPE_CHECKING:
     from .launcher.sweep import Sweep
-
-
-from abc import abstractmethod
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .launcher.sweep import Sweep
-
-
-from hydra._internal.core_plugins import basic_sweeper
-from hydra.plugins.sweeper import Sweeper
 
 
 class _DDPLauncher(Launcher):

@@ -1,10 +1,11 @@
-"""Guards over the package as a whole: what Hydra's plugin scan sees and costs, and which module may import which."""
+"""Guards over the package as a whole: what Hydra's plugin scan sees and costs, and which room may import which."""
 
 from __future__ import annotations
 
 import ast
 import json
 import pickle
+import pkgutil
 import subprocess
 import sys
 from functools import cache
@@ -16,142 +17,60 @@ import hydra_plugins.hydra_ddp_subprocess_launcher as package
 from hydra_plugins.hydra_ddp_subprocess_launcher.common import errors
 
 FOLDER = Path(package.__file__).parent
-MODULES = {file.stem: file for file in FOLDER.glob("*.py")}
-SCANNED = {"__init__", "config", "ddp_rank_sweeper", "ddp_submitit_launcher", "ddp_subprocess_launcher"}
-# What `hydra-ddp` is made of: nothing of a sweep or a rank imports it.
-COMMAND = ("_watching", "_following", "_stopping", "_status", "_timeline", "_timeline_picture", "_info", "_cli")
-# A module imports only from rows above its own, or from its own row to the left.
-LAYERS = (
-    ("_choices", "_words", "_specs", "_orders", "_errors", "_events"),
-    (
-        "_signals",
-        "_process",
-        "_machine",
-        "_channel",
-        "_port",
-        "_pickling",
-        "_logs",
-        "_terminal",
-        "_schedule",
-        "_locks",
-        "_nvml",
-    ),
-    ("_node_file", "_peers", "_records", "_journal", "_claim"),
-    (
-        "_rules",
-        "_company",
-        "_environment",
-        "_encoded",
-        "_program",
-        "_tasks",
-        "_process_groups",
-        "_top_level",
-        "_sources",
-        "_devices",
-        "_files",
-        "_results_csv",
-        "_ledger",
-    ),
-    (
-        "_importing",
-        "_native",
-        "_as_main",
-        "_short_end",
-        "_commands",
-        "_footprint",
-        "_start",
-        "_submission",
-        "_keeper",
-        "_spawner",
-        "_spawner_link",
-    ),
-    # A spawner that has imported modules, and its end in the launching process.
-    ("_forked", "_preloader", "_preload"),
-    # One node's groups of a job.
-    ("_running", "_hub", "_nodes", "_gathering", "_node"),
-    (
-        "_resolvers",
-        "config",
-        "_settings",
-        "_cluster",
-        "_submitit",
-        "_freeze",
-        "_spool",
-        "_log_files",
-        "_outcome",
-        "_failures",
-        "_callbacks",
-    ),
-    ("_entry", "_results", "_part", "_report", "_summary", "_board", "_rank", "_resume", "_unnoted", "_books"),
-    ("_setup", "_prepare", "_plan", "_describe", "_debug", "_job_return"),
-    ("_line", "_restarts", "_progress"),
-    (
-        "_ending",
-        "_jobs",
-        "_dry_run",
-        "_follower",
-        "_cluster_job",
-        "_cluster_link",
-        "_submitting",
-        "_submitted",
-        "_dry_submission",
-        "_sweep",
-    ),
-    ("ddp_rank_sweeper", "ddp_subprocess_launcher", "ddp_submitit_launcher"),
-    COMMAND,
-)
-# These run in processes that must stay small.
-SMALL = {
-    "_choices",
-    "_words",
-    "_specs",
-    "_signals",
-    "_machine",
-    "_process",
-    "_channel",
-    "_orders",
-    "_node_file",
-    "_peers",
-    "_rules",
-    "_company",
-    "_keeper",
-    "_spawner",
-    "_importing",
-    "_native",
-    "_as_main",
-    "_short_end",
-    "_forked",
-    "_preloader",
+# By room and name, such as "job/plan"; what Hydra scans has no room.
+MODULES = {file.relative_to(FOLDER).with_suffix("").as_posix(): file for file in sorted(FOLDER.rglob("*.py"))}
+SCANNED = {"config", "plugins"}
+# Rooms from which a room may import; "" stands for the modules that Hydra scans.
+ABOVE_RESOURCES = {"resources", "records", "supervisor", "common"}
+MAY_IMPORT = {
+    "": {"slurm", "launcher", "groups", "job", "display"} | ABOVE_RESOURCES,
+    "slurm": {"launcher", "groups", "job", "display"} | ABOVE_RESOURCES,
+    "launcher": {"groups", "job", "display"} | ABOVE_RESOURCES,
+    "groups": {"job", "display"} | ABOVE_RESOURCES,
+    "job": {"display"} | ABOVE_RESOURCES,
+    "cli": {"display", "records", "resources", "common"},
+    "display": ABOVE_RESOURCES,
+    "resources": {"records", "common"},
+    "records": {"common"},
+    "supervisor": {"common"},
+    "common": set(),
 }
 
 
+def room_of(module: str) -> str:
+    return module.rpartition("/")[0]
+
+
 @cache
-def imports(module: str) -> set[str]:
-    """Return what a module imports anywhere in it: own modules by their bare name, others by their top name."""
-    found = set()
+def imports(module: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return what a module imports anywhere in it: the package's modules, and the top names of others."""
+    own, others = set(), set()
     for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 1:
-            found |= {node.module} if node.module else {alias.name for alias in node.names}
+            others |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            start = Path(module).parts[: -node.level]
+            base = "/".join([*start, *(node.module or "").split(".")]).strip("/")
+            names = {base} if base in MODULES else {f"{base}/{alias.name}".strip("/") for alias in node.names}
+            own |= names & set(MODULES)
         elif isinstance(node, ast.ImportFrom):
-            found.add((node.module or "").split(".")[0])
-    return found - {"__future__"}
+            others.add((node.module or "").split(".")[0])
+    return frozenset(own), frozenset(others - {"__future__"})
 
 
 def test_what_hydra_scans() -> None:
-    """Hydra's scan sees the version, the options and the plugins; the namespace stays one."""
-    assert {name for name in MODULES if not name.startswith("_") or name.startswith("__")} == SCANNED
-    assert not (FOLDER.parent / "__init__.py").exists()
-    assert not [entry for entry in FOLDER.iterdir() if entry.is_dir() and entry.name != "__pycache__"]
+    """Hydra's scan walks packages: it sees the options and the plugins, and no room, as rooms have no `__init__.py`."""
+    assert {found.name for found in pkgutil.walk_packages(package.__path__)} == SCANNED
+    assert not (FOLDER.parent / "__init__.py").exists(), "hydra_plugins is a namespace of all plugins"
+    assert {room_of(module) for module in MODULES} == set(MAY_IMPORT)
     assert (FOLDER / "py.typed").exists()
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
+@pytest.mark.parametrize("module", sorted(set(MODULES) - {"__init__"}))
 def test_annotations_are_lazy_where_they_can_be(module: str) -> None:
     """Modules that Hydra scans may not have lazy annotations beside dataclasses; all others have them."""
     lazy = "from __future__ import annotations" in MODULES[module].read_text(encoding="utf-8").splitlines()
-    assert lazy == (module not in SCANNED and module != "_choices")
+    assert lazy == (module not in SCANNED and module != "common/choices")
 
 
 def test_the_scan_is_cheap_and_imports_nothing_heavy() -> None:
@@ -169,64 +88,90 @@ def test_the_scan_is_cheap_and_imports_nothing_heavy() -> None:
         "times = Plugins.instance().get_stats().modules_import_time\n"
         "cost = sum(seconds for name, seconds in times.items() if 'ddp' in name) / hydras\n"
         "heavy = [name for name in ('torch', 'submitit', 'cloudpickle', 'rich', 'pynvml') if name in sys.modules]\n"
-        f"own = [name.rpartition('.')[2] for name in sys.modules if name.startswith('{package.__name__}.')]\n"
+        f"own = [name.partition('{package.__name__}.')[2] for name, module in sys.modules.items()\n"
+        f"       if name.startswith('{package.__name__}.') and module.__spec__.origin]\n"
         "print(json.dumps([cost, heavy, own]))"
     )
     # The best of several: the machine may be busy, and the first process may have to compile.
     runs = [json.loads(subprocess.check_output([sys.executable, "-c", code])) for _ in range(5)]
     assert min(cost for cost, _, _ in runs) < 0.35
     assert runs[0][1] == []
-    assert set(runs[0][2]) == {*SCANNED - {"__init__"}, "_choices", "_resolvers"}
+    assert set(runs[0][2]) == SCANNED | {"common.choices", "common.protocol", "common.quoting", "job.hydra_state"}
 
 
 def test_a_sweep_without_a_board_does_not_load_rich() -> None:
     """What the launching process is made of does not import rich, which costs more than all of it."""
-    code = f"import sys\nfrom {package.__name__} import _sweep\nsys.exit('rich' in sys.modules)"
+    code = f"import sys\nfrom {package.__name__}.launcher import sweep\nsys.exit('rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_scan_after_an_import_makes_no_second_class() -> None:
     """Hydra 1.3 executes an imported module again when it scans: errors and choices are the same ones afterwards."""
     code = (
-        f"from {package.__name__} import _choices, _errors, _settings, config, ddp_subprocess_launcher\n"
+        f"from {package.__name__} import config, plugins\n"
+        f"from {package.__name__}.common import choices, errors\n"
+        f"from {package.__name__}.job import settings\n"
         "from hydra.core.plugins import Plugins\n"
         "from hydra.core.config_store import ConfigStore\n"
         "from hydra.plugins.launcher import Launcher\n"
-        "before = (_choices.Entry, _errors.OptionError)\n"
+        "before = (choices.Entry, errors.OptionError)\n"
         "found = [one for one in Plugins.instance().discover(Launcher) if one.__name__ == 'DDPSubprocessLauncher']\n"
-        "assert found == [ddp_subprocess_launcher.DDPSubprocessLauncher], found\n"
+        "assert found == [plugins.DDPSubprocessLauncher], found\n"
         "node = ConfigStore.instance().load('hydra/launcher/ddp_subprocess.yaml').node\n"
         "assert node._metadata.object_type is config.DDPSubprocessLauncherConf\n"
-        "assert type(node.entry) is config.Entry is _choices.Entry is before[0]\n"
-        "assert _settings.OptionError is _errors.OptionError is before[1]\n"
+        "assert type(node.entry) is config.Entry is choices.Entry is before[0]\n"
+        "assert settings.OptionError is errors.OptionError is before[1]\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("module", sorted(set(MODULES) - {"__init__"}))
+@pytest.mark.parametrize("module", sorted(MODULES))
 def test_imports_go_one_way(module: str) -> None:
-    """A module knows only what lies below it."""
-    order = [name for row in LAYERS for name in row]
-    assert sorted(order) == sorted(set(MODULES) - {"__init__"})
-    late = {("ddp_subprocess_launcher", "_sweep"), ("_rank", "hydra_plugins")}
-    for name in imports(module) & set(MODULES):
-        assert order.index(name) < order.index(module) or (module, name) in late, f"{module} imports {name}"
+    """A room imports only from rooms below it, and no room from the plugins, whose options alone all may know."""
+    for name in imports(module)[0] - {"config", "__init__"}:
+        room = room_of(module)
+        assert room_of(name) == room or room_of(name) in MAY_IMPORT[room], f"{module} imports {name}"
 
 
-@pytest.mark.parametrize("module", sorted(SMALL))
+def test_no_circle_within_a_room() -> None:
+    """The modules of a room have an order in which each imports only earlier ones."""
+    left = {module: {name for name in imports(module)[0] if room_of(name) == room_of(module)} for module in MODULES}
+    for module, names in left.items():
+        # `python -m` makes a second copy of a module, which imports the first.
+        names.discard(module)
+    while left:
+        free = [module for module, names in left.items() if not names & set(left)]
+        assert free, f"a circle: {left}"
+        for module in free:
+            del left[module]
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if room_of(name) in ("common", "supervisor")])
 def test_small_processes_import_the_standard_library_alone(module: str) -> None:
-    """The spawner and the keepers import neither Hydra nor anything else that was installed."""
-    others = {name for name in imports(module) if name not in MODULES and name not in sys.stdlib_module_names}
-    assert others == set()
-    assert imports(module) & set(MODULES) <= SMALL
+    """The spawner and the keepers import neither Hydra nor anything else that was installed; errors are Hydra's."""
+    others = {name for name in imports(module)[1] if name not in sys.stdlib_module_names}
+    assert others == ({"hydra"} if module == "common/errors" else set())
+
+
+def test_small_processes_load_the_standard_library_alone() -> None:
+    """What the spawner, the keepers and the fork server load at their start is the standard library and our own."""
+    code = (
+        f"from {package.__name__}.supervisor import forkserver, keeper, spawner\n"
+        "import json, sys\n"
+        "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    )
+    where = str(FOLDER.parents[1])
+    bare = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append({where!r}); {code}"]
+    loaded = set(json.loads(subprocess.check_output(bare)))
+    assert loaded - sys.stdlib_module_names == {"hydra_plugins"}
 
 
 def test_processes_are_made_in_few_places() -> None:
     """Only named modules make processes or call into C."""
-    users = {name: {module for module in MODULES if name in imports(module)} for name in ("subprocess", "ctypes")}
-    assert users["ctypes"] == {"_process", "_native", "_short_end"}
-    # _entry asks subprocess for the interpreter's flags only, _submitit calls SLURM's commands.
-    assert users["subprocess"] == {"_process", "_spawner_link", "_preload", "_entry", "_submitit"}
+    users = {name: {module for module in MODULES if name in imports(module)[1]} for name in ("subprocess", "ctypes")}
+    assert users["ctypes"] == {"common/processes", "supervisor/forkserver"}
+    # job/program asks subprocess for the interpreter's flags only, slurm/submitit_api calls SLURM's commands.
+    assert users["subprocess"] == {"common/processes", "groups/spawners", "job/program", "slurm/submitit_api"}
     for file in MODULES.values():
         assert "shell=True" not in file.read_text(encoding="utf-8")
 

@@ -163,7 +163,7 @@ class DeviceAllocator:
         if self._locks is None:
             return ""
         try:
-            obtained = self._locks.obtain(self._names[device])
+            obtained = self._locks.acquire(self._names[device])
         except OptionError as error:
             # Locking worked when the sweep began, so a failure now must not abort the running jobs.
             if not self._unlocked:
@@ -380,10 +380,10 @@ class DeviceLocks:
         Raises:
             OptionError: if it cannot.
         """
-        if self.obtain(name):
+        if self.acquire(name):
             self.release(name)
 
-    def obtain(self, name: str) -> bool:
+    def acquire(self, name: str) -> bool:
         """Acquire the lock of a device unless another sweep holds it; return whether this sweep holds it.
 
         Args:

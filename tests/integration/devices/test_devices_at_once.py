@@ -370,7 +370,7 @@ def test_a_process_that_nobody_found(tmp_path: Path, new_ids: MakeIds) -> None:
         while "Waiting for device" not in process.stdout.readline():
             assert process.poll() is None
         assert notes.places() == [(0, 0)]
-        assert not locks.obtain(f"{VARIABLE}={one}")
+        assert not locks.acquire(f"{VARIABLE}={one}")
         for pid in left:
             # They are this test's own; some were found by their environment.
             with contextlib.suppress(ProcessLookupError):
@@ -396,11 +396,11 @@ def test_one_job_does_not_hold_the_devices_of_another(tmp_path: Path, new_ids: M
     jobs = ("x=0,1", "+j0.all=wait:body_1_0", "+j1.all=wait:go", devices(ids))
     with sweeping(tmp_path / "a", *jobs) as (process, runner, notes):
         runner.wait_until(lambda: notes.places() == [(0, 0), (1, 0)], what="two bodies")
-        runner.wait_until(lambda: locks.obtain(f"{VARIABLE}={ids[0]}"), what="the device of job 0")
-        assert not locks.obtain(f"{VARIABLE}={ids[1]}")
+        runner.wait_until(lambda: locks.acquire(f"{VARIABLE}={ids[0]}"), what="the device of job 0")
+        assert not locks.acquire(f"{VARIABLE}={ids[1]}")
         (notes.folder / "go.json").write_text("{}")
         assert finish(process)[0] == 0
-        assert locks.obtain(f"{VARIABLE}={ids[1]}")
+        assert locks.acquire(f"{VARIABLE}={ids[1]}")
 
 
 def test_ctrl_c_while_waiting_for_devices(tmp_path: Path, new_ids: MakeIds) -> None:
@@ -439,9 +439,9 @@ def test_a_restart_keeps_its_devices(tmp_path: Path, new_ids: MakeIds) -> None:
         runner.wait_until(lambda: notes.places() == [(0, 0)], what="the first start")
         while not (folder / "sweep/0/.ddp/earlier_2").exists():
             assert process.poll() is None
-            assert not locks.obtain(f"{VARIABLE}={ids[0]}")
+            assert not locks.acquire(f"{VARIABLE}={ids[0]}")
         finish(process)
-    assert locks.obtain(f"{VARIABLE}={ids[0]}")
+    assert locks.acquire(f"{VARIABLE}={ids[0]}")
 
 
 # --- memory
