@@ -103,14 +103,14 @@ class Thing:
 VALUES = [None, 3, 0.1, "text", (1, 2.5), {"a": [1]}, float("inf"), Thing(7)]
 """
 CHECKED = """
-from hydra_plugins.hydra_ddp_subprocess_launcher.launcher import sweep as _sweep
+from hydra_plugins.hydra_ddp_subprocess_launcher.launcher.sweep import Sweep
 seen = []
-run = _sweep.run_sweep
+launch = Sweep.launch
 def wrapped(*args):
-    returned = run(*args)
+    returned = launch(*args)
     seen.extend((r.return_value, r.status.name, r.overrides, r.cfg.x, r.hydra_cfg.hydra.job.num) for r in returned)
     return returned
-_sweep.run_sweep = wrapped
+Sweep.launch = wrapped
 main()
 assert [one[0] for one in seen] == VALUES, seen
 assert [type(one[0]) for one in seen] == [type(one) for one in VALUES], seen
