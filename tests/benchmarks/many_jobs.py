@@ -68,7 +68,8 @@ def program(facts_file: str) -> None:
 
 def bare_start_s(folder: Path) -> float:
     """Return how long the tiny rank takes when nobody supervises it, seconds."""
-    names = {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_ERROR_FILE": str(folder / "e"), "HYDRA_DDP_JOB_NUM": "0"}
+    error_file = str(folder / ".ddp/x/attempt_0/0/error.json")
+    names = {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_ERROR_FILE": error_file, "HYDRA_DDP_JOB_NUM": "0"}
     spent: list[float] = []
     start = timed(subprocess.run, spent)
     for _ in range(BARE_STARTS):
