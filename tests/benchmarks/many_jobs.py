@@ -35,13 +35,13 @@ def program(facts_file: str) -> None:
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from omegaconf import DictConfig
 
-    from hydra_plugins.hydra_ddp_subprocess_launcher.launcher import sweep as sweep_module
+    from hydra_plugins.hydra_ddp_subprocess_launcher.launcher.sweep import Sweep
 
     composing: list[float] = []
     ConfigLoaderImpl.load_sweep_config = timed(ConfigLoaderImpl.load_sweep_config, composing)  # type: ignore[method-assign]
-    original = sweep_module.run_sweep
+    original = Sweep.launch
 
-    def run_sweep(sweep: Any, job_overrides: Any, initial_job_idx: int) -> Any:
+    def launch(sweep: Sweep, job_overrides: Any, initial_job_idx: int) -> Any:
         composed = sum(composing)
         began, cpu, began_at = time.perf_counter(), time.process_time(), time.time()
         results = original(sweep, job_overrides, initial_job_idx)
@@ -57,7 +57,7 @@ def program(facts_file: str) -> None:
         Path(facts_file).write_text(json.dumps(facts))
         return results
 
-    sweep_module.run_sweep = run_sweep
+    Sweep.launch = launch  # type: ignore[method-assign]
 
     @hydra.main(version_base=None, config_path=str(HERE.parents[1] / "example_app" / "conf"), config_name="config")
     def main(cfg: DictConfig) -> None:
@@ -68,11 +68,8 @@ def program(facts_file: str) -> None:
 
 def bare_start_s(folder: Path) -> float:
     """Return how long the tiny rank takes when nobody supervises it, seconds."""
-    names = {
-        "TORCHELASTIC_RUN_ID": "x",
-        "TORCHELASTIC_ERROR_FILE": str(folder / "0" / "1" / "2" / "e"),
-        "HYDRA_DDP_JOB_NUM": "0",
-    }
+    error_file = str(folder / ".ddp/x/attempt_0/0/error.json")
+    names = {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_ERROR_FILE": error_file, "HYDRA_DDP_JOB_NUM": "0"}
     spent: list[float] = []
     start = timed(subprocess.run, spent)
     for _ in range(BARE_STARTS):

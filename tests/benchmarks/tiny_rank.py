@@ -7,11 +7,11 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from hydra_plugins.hydra_ddp_subprocess_launcher.common.files import dump
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.files import JobPaths, write_outcome
 from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import Outcome
 
-run_id = os.environ["TORCHELASTIC_RUN_ID"]
-folder = Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parents[3]
-part = folder / ".part"
-part.write_bytes(dump(Outcome(completed=True, value=pickle.dumps(int(os.environ["HYDRA_DDP_JOB_NUM"])), run_id=run_id)))
-part.rename(folder / f"outcome_{os.environ['RANK']}.pkl")
+value = pickle.dumps(int(os.environ["HYDRA_DDP_JOB_NUM"]))
+# <run dir>/.ddp/<run id>/attempt_<restarts>/<rank>/error.json
+run_dir = str(Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parents[4])
+outcome = Outcome(completed=True, value=value, run_id=os.environ["TORCHELASTIC_RUN_ID"])
+write_outcome(JobPaths(run_dir), int(os.environ["RANK"]), outcome)

@@ -103,14 +103,14 @@ class Thing:
 VALUES = [None, 3, 0.1, "text", (1, 2.5), {"a": [1]}, float("inf"), Thing(7)]
 """
 CHECKED = """
-from hydra_plugins.hydra_ddp_subprocess_launcher.launcher import sweep as _sweep
+from hydra_plugins.hydra_ddp_subprocess_launcher.launcher.sweep import Sweep
 seen = []
-run = _sweep.run_sweep
+launch = Sweep.launch
 def wrapped(*args):
-    returned = run(*args)
+    returned = launch(*args)
     seen.extend((r.return_value, r.status.name, r.overrides, r.cfg.x, r.hydra_cfg.hydra.job.num) for r in returned)
     return returned
-_sweep.run_sweep = wrapped
+Sweep.launch = wrapped
 main()
 assert [one[0] for one in seen] == VALUES, seen
 assert [type(one[0]) for one in seen] == [type(one) for one in VALUES], seen
@@ -237,10 +237,17 @@ def test_only_what_failed(runner: Runner) -> None:
     assert [row["status"] for row in table(runner)] == ["COMPLETED"] * 3 + ["NEVER_STARTED"] * 3
 
 
+def shown_command(output: str) -> str:
+    """Return the one command below the table of results, above the line that says where these are."""
+    *_, command, empty, results = output.rstrip().splitlines()
+    assert empty == "" and results.startswith("Results: "), output
+    return command
+
+
 def test_the_command_that_is_shown(runner: Runner) -> None:
     """The command below the table runs what failed, and nothing else."""
     first = sweep(runner, "x=1,2,3", "fail_once=true,false")
-    command = first.stdout.rstrip().splitlines()[-1]
+    command = shown_command(first.stdout)
     assert "hydra.launcher.resume=failed" in command
     done = runner.run("bash", "-c", command, env={"TALK_DIR": str(runner.cwd)})
     assert done.returncode == 0, done.output
@@ -265,7 +272,7 @@ def test_the_command_as_one_types_it(runner: Runner, shell: str, folder: str, ty
     given = shlex.quote("hydra.sweep.dir='" + folder.replace("'", "\\'") + "'")
     launcher = "hydra/launcher=ddp_subprocess hydra.launcher.nproc_per_node=1"
     first = runner.run(shell, "-c", f"python train.py -m {launcher} {given} x=1,2 fail_once=true", env=env)
-    shown = first.stdout.rstrip().splitlines()[-1]
+    shown = shown_command(first.stdout)
     where = typed.format(root=runner.cwd)
     assert shown == f"python train.py -m {launcher} {where} hydra.launcher.resume=failed x=1,2 fail_once=true"
     done = runner.run(shell, "-c", shown, env=env)
@@ -547,8 +554,8 @@ def test_too_many_failures_leave_done_jobs_alone(runner: Runner) -> None:
         "COMPLETED",
     ]
     assert decisions(second)[4] == "is not run: done"
-    assert "resume=unfinished" in second.stdout.rstrip().splitlines()[-1]
-    assert "max_failures" not in second.stdout.rstrip().splitlines()[-1]
+    assert "resume=unfinished" in shown_command(second.stdout)
+    assert "max_failures" not in shown_command(second.stdout)
 
 
 @pytest.mark.parametrize("subdir", [".", "shared"])
