@@ -55,7 +55,7 @@ class Job:
     def hear(self, timeout_s: float = 0.05) -> None:
         if self.ended is not None:
             return
-        waiting: list[SpawnerLink | Channel] = [one for one in (self.link, self.channel) if not one.lost]
+        waiting: list[SpawnerLink | Channel] = [one for one in (self.link, self.channel) if not one.disconnected]
         select.select(waiting, [], [], timeout_s)
         # First: what a keeper says last, it has said before its spawner says that it ended.
         ended = [ended for ended in self.link.receive() if ended.job == self.number]

@@ -5,48 +5,43 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hydra_plugins.hydra_ddp_subprocess_launcher.common.files import JobPaths
-from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import Limits, Payload
-from hydra_plugins.hydra_ddp_subprocess_launcher.job.environment import GroupEnvironment
-from hydra_plugins.hydra_ddp_subprocess_launcher.job.plan import JobStart
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import LaunchSpec, Limits, Payload
 from hydra_plugins.hydra_ddp_subprocess_launcher.slurm.node_task import SubmittedJob
 
 
-def job_start(run_dir: str, nproc: int, run_id: str = "run", **changes: Any) -> JobStart:
+def launch_spec(run_dir: str, nproc: int, run_id: str = "run", **changes: Any) -> LaunchSpec:
     """Return a start of a job.
 
     Args:
         run_dir: Run directory.
-        nproc: Number of ranks.
+        nproc: Number of ranks on each node.
         run_id: Name of the start.
-        changes: Fields of JobStart.
+        changes: Fields of LaunchSpec.
     """
-    group = GroupEnvironment(
-        nproc=nproc,
-        master_addr="127.0.0.1",
-        master_port=29500,
-        run_id=run_id,
-        attempt=0,
-        restart_count=0,
-        max_restarts=0,
-        devices=None,
-        device_env_var="CUDA_VISIBLE_DEVICES",
-        folder=JobPaths(run_dir).folder,
-        payload_digest=None,
-        job_num=0,
-        sweep_dir=run_dir,
-    )
     values: dict[str, Any] = {
         "number": 0,
         "overrides": (),
         "run_dir": run_dir,
+        "sweep_dir": run_dir,
         "argv": ("true",),
         "cwd": "/",
         "env_set": {},
-        "group": group,
+        "nproc": nproc,
+        "devices_per_rank": 1,
+        "nnodes": 1,
+        "run_id": run_id,
+        "attempt": 0,
+        "restart_count": 0,
+        "max_restarts": 0,
+        "master_addr": "127.0.0.1",
+        "master_port": 29500,
+        "devices": None,
+        "device_env_var": "CUDA_VISIBLE_DEVICES",
+        "locked": (),
+        "payload_digest": None,
         "limits": Limits(1.0),
     }
-    return JobStart(**{**values, **changes})
+    return LaunchSpec(**{**values, **changes})
 
 
 def submitted(folder: Path, run_dir: str = "", **changes: Any) -> SubmittedJob:
@@ -60,7 +55,7 @@ def submitted(folder: Path, run_dir: str = "", **changes: Any) -> SubmittedJob:
     run_dir = run_dir or str(folder / "run")
     payload = Payload((), run_dir, None, "app", (), check_config=False, body=b"")
     values: dict[str, Any] = {
-        "start": job_start(run_dir, 1),
+        "spec": launch_spec(run_dir, 1),
         "payload": payload,
         "config_yaml": "",
         "folder": str(folder / "meeting"),

@@ -30,7 +30,7 @@ from hydra_plugins.hydra_ddp_subprocess_launcher.job.results import resolve_resu
 from hydra_plugins.hydra_ddp_subprocess_launcher.supervisor.stop_policy import StopPolicy
 from support.runner import NOISE_S
 from support.spawning import Job, spec
-from support.starts import job_start
+from support.starts import launch_spec
 
 
 def test_an_order_that_arrives_with_the_spec(link: SpawnerLink, tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ def test_who_lost_a_peer_is_not_the_cause(tmp_path: Path) -> None:
         outcome = Outcome(completed=False, summary=summary, traceback=summary, failed_at=at, run_id="run")
         files.write_outcome(paths, rank, outcome)
     exits = (RankExit(0, 1, 1.0, False), RankExit(1, -15, 2.0, True))
-    verdict = resolve_result(GroupReport(exits, StopReason.RANK_FAILED, 0, "", 9.0), job_start(paths.run_dir, 2, "run"))
+    verdict = resolve_result(GroupReport(exits, StopReason.RANK_FAILED, 0, "", 9.0), launch_spec(paths.run_dir, 2, "run"))
     assert verdict.cause == "rank 1: ValueError: boom"
     os.unlink(paths.failure(1))
-    alone = resolve_result(GroupReport(exits, StopReason.RANK_FAILED, 0, "", 9.0), job_start(paths.run_dir, 2, "run"))
+    alone = resolve_result(GroupReport(exits, StopReason.RANK_FAILED, 0, "", 9.0), launch_spec(paths.run_dir, 2, "run"))
     assert "look at the logs of the other ranks" in alone.block

@@ -352,8 +352,8 @@ def test_hydra_is_not_imported_where_it_is_not_needed(sweep: SweepPaths, argumen
     )
     code = (
         "import sys\n"
-        f"from {main.__package__} import _cli\n"
-        f"code = _cli.main({[arguments[0], '-d', sweep.sweep_dir, *arguments[1:]]!r})\n"
+        f"from {main.__package__} import main\n"
+        f"code = main.main({[arguments[0], '-d', sweep.sweep_dir, *arguments[1:]]!r})\n"
         "heavy = [name for name in ('hydra', 'omegaconf', 'rich', 'torch', 'matplotlib') if name in sys.modules]\n"
         "sys.exit(repr(heavy) if heavy else code)"
     )

@@ -52,7 +52,7 @@ def test_messages_arrive_whole_and_in_order(ends: tuple[socket.socket, socket.so
     assert b.receive() == []
     b.send("back")
     assert a.receive() == ["back"]
-    assert not a.lost and not b.lost
+    assert not a.disconnected and not b.disconnected
 
 
 def test_a_message_byte_by_byte(ends: tuple[socket.socket, socket.socket]) -> None:
@@ -106,7 +106,7 @@ def test_what_arrived_before_the_peer_went_is_handed_out(ends: tuple[socket.sock
     a.send("last word")
     a.close()
     assert b.receive() == ["last word"]
-    assert b.lost
+    assert b.disconnected
     assert b.receive() == []
 
 
@@ -127,7 +127,7 @@ def test_sending_to_a_peer_that_is_gone(ends: tuple[socket.socket, socket.socket
     a.flush()
     assert not a.wants_to_write
     assert a.receive() == []
-    assert a.lost
+    assert a.disconnected
     a.send("hello?")
     assert not a.wants_to_write
 
@@ -139,7 +139,7 @@ def test_a_last_word_is_read_after_a_failed_send(ends: tuple[socket.socket, sock
     b.close()
     a.send("stop")
     assert a.receive() == ["last word"]
-    assert a.lost
+    assert a.disconnected
 
 
 def test_a_peer_that_goes_with_unread_bytes(ends: tuple[socket.socket, socket.socket]) -> None:
@@ -148,7 +148,7 @@ def test_a_peer_that_goes_with_unread_bytes(ends: tuple[socket.socket, socket.so
     a.send("never read")
     b.close()
     assert a.receive() == []
-    assert a.lost
+    assert a.disconnected
 
 
 def test_what_a_selector_needs(ends: tuple[socket.socket, socket.socket]) -> None:

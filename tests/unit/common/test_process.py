@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hydra_plugins.hydra_ddp_subprocess_launcher.common import processes, signals
+from hydra_plugins.hydra_ddp_subprocess_launcher.common.protocol import RankSpec
 from support.runner import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ PACKAGE = processes.__name__.rpartition(".")[0]
 PRELUDE = f"""
 import json, os, signal, subprocess, sys, threading, time
 from pathlib import Path
-from {PACKAGE} import _process
+from {PACKAGE} import processes
+from {PACKAGE}.protocol import RankSpec
+PATIENCE_S = {PATIENCE_S}
 """
 
 
@@ -81,7 +84,7 @@ def test_start_rank(runner: Runner, tmp_path: Path, log: Path) -> None:
     )
     environment = {**runner.environment(), "LC_CTYPE": "C.UTF-8", "ODD": "ä\udcff=\n"}
     with stdin_of_a_pipe():
-        rank = processes.start_rank([sys.executable, "-c", code], str(tmp_path), environment, str(log))
+        rank = processes.start_rank(RankSpec((sys.executable, "-c", code), str(tmp_path), environment, str(log)))
     assert rank.wait(PATIENCE_S) == 0
     out, err = log.read_text().splitlines()
     assert json.loads(out) == [True, True, str(tmp_path), "", "/dev/null", environment]
@@ -92,7 +95,8 @@ def test_a_log_is_appended_to(runner: Runner, tmp_path: Path, log: Path) -> None
     """What stands in the log stays, and stdout and stderr keep their order."""
     log.write_text("before\n")
     script = "echo 1; echo 2 >&2; echo 3"
-    assert processes.start_rank(["sh", "-c", script], str(tmp_path), runner.environment(), str(log)).wait() == 0
+    spec = RankSpec(("sh", "-c", script), str(tmp_path), runner.environment(), str(log))
+    assert processes.start_rank(spec).wait() == 0
     assert log.read_text() == "before\n1\n2\n3\n"
 
 
@@ -101,7 +105,8 @@ def test_no_descriptor_is_handed_down(runner: Runner, tmp_path: Path, log: Path)
     ours, theirs = os.pipe()
     os.set_inheritable(theirs, True)
     try:
-        rank = processes.start_rank(["ls", "/proc/self/fd"], str(tmp_path), runner.environment(), str(log))
+        spec = RankSpec(("ls", "/proc/self/fd"), str(tmp_path), runner.environment(), str(log))
+        rank = processes.start_rank(spec)
         assert rank.wait() == 0
     finally:
         os.close(ours)
@@ -127,17 +132,17 @@ def test_a_rank_that_cannot_be_started(
     """The error names what cannot be used: command, folder or log."""
     (tmp_path / "not_executable").touch(mode=stat.S_IRUSR)
     values = {"argv": ["true"], "cwd": "{tmp}", "log_file": "{tmp}/rank.log", **change}
-    argv = [part.replace("{tmp}", str(tmp_path)) for part in values["argv"]]
+    argv = tuple(part.replace("{tmp}", str(tmp_path)) for part in values["argv"])
     cwd, log_file = (str(values[name]).replace("{tmp}", str(tmp_path)) for name in ("cwd", "log_file"))
     with pytest.raises(error) as caught:
-        processes.start_rank(argv, cwd, runner.environment(), log_file)
+        processes.start_rank(RankSpec(argv, cwd, runner.environment(), log_file))
     assert named in str(caught.value.filename)
 
 
 def test_a_rank_dies_with_its_parent(runner: Runner, tmp_path: Path) -> None:
     """When the process that started a rank is gone, however it went, the kernel kills the rank."""
     code = PRELUDE + textwrap.dedent("""
-        rank = _process.start_rank(["sleep", "1000"], ".", os.environ, "rank.log")
+        rank = processes.start_rank(RankSpec(("sleep", "1000"), ".", os.environ, "rank.log"))
         print(rank.pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     """)
@@ -151,7 +156,7 @@ def test_a_parent_that_is_gone_already(runner: Runner) -> None:
     """A rank whose parent ended before it could ask for the signal ends by itself."""
     code = """
         child = subprocess.Popen(
-            [sys.executable, "-c", "from %s import _process; _process.signal_at_parents_end(1 << 22, 9)" % sys.argv[1]]
+            [sys.executable, "-c", "from %s import processes; processes.signal_at_parents_end(1 << 22, 9)" % sys.argv[1]]
         )
         print(child.wait())
     """
@@ -167,7 +172,7 @@ def test_descendants(runner: Runner) -> None:
     found = say(
         runner,
         """
-        _process.become_subreaper()
+        processes.become_subreaper()
         script = (
             "echo $$ > root;"
             "sh -c 'echo $$ > child; sleep 1000' &"
@@ -183,13 +188,13 @@ def test_descendants(runner: Runner) -> None:
             time.sleep(0.01)
         pids = {name: int(Path(name).read_text()) for name in names}
         # The orphan is handed to us when those between have ended.
-        while pids["orphan"] not in _process.own_children():
+        while pids["orphan"] not in processes.own_children():
             assert time.monotonic() < deadline
-            _ = [pid for pid, _ in _process.reap()]
+            _ = [pid for pid, _ in processes.reap()]
             time.sleep(0.01)
-        found = _process.descendants(_process.own_children())
-        below = _process.descendants([pids["root"]])
-        grandchild = _process.descendants([pids["child"]])[1]
+        found = processes.descendants(processes.own_children())
+        below = processes.descendants([pids["root"]])
+        grandchild = processes.descendants([pids["child"]])[1]
         print(json.dumps([
             [name for name, pid in pids.items() if pid not in found],
             found.index(pids["root"]) < found.index(pids["child"]) < found.index(grandchild),
@@ -197,13 +202,13 @@ def test_descendants(runner: Runner) -> None:
             len(found) == len(set(found)),
         ]))
         # Until there is none: one that was between fork and exec may be seen late.
-        while _process.has_children():
-            for pid in _process.descendants(_process.own_children()):
+        while processes.has_children():
+            for pid in processes.descendants(processes.own_children()):
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
                     continue
-            _ = list(_process.reap())
+            _ = list(processes.reap())
         """,
     )
     assert found == [[], True, [True, True, True, False], True]
@@ -219,7 +224,7 @@ def test_descendants_of_a_thread(runner: Runner) -> None:
         thread.start()
         while not children:
             time.sleep(0.01)
-        print(json.dumps(children[0].pid in _process.own_children()))
+        print(json.dumps(children[0].pid in processes.own_children()))
         children[0].kill()
         children[0].wait()
         stop.set()
@@ -233,15 +238,15 @@ def test_descendants_without_the_kernels_files(runner: Runner) -> None:
     lists = say(
         runner,
         """
-        _process.become_subreaper()
+        processes.become_subreaper()
         child = subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000"])
-        while len(_process.descendants([child.pid])) < 3:
+        while len(processes.descendants([child.pid])) < 3:
             time.sleep(0.01)
-        fast = _process.descendants(_process.own_children())
+        fast = processes.descendants(processes.own_children())
         exists = os.path.exists
         os.path.exists = lambda path: not str(path).endswith("/children") and exists(path)
         os.environ["PATH"] = "/nowhere"
-        slow = _process.descendants(_process.own_children())
+        slow = processes.descendants(processes.own_children())
         print(json.dumps([sorted(fast), sorted(slow)]))
         for pid in fast:
             os.kill(pid, signal.SIGKILL)
@@ -267,22 +272,22 @@ def test_reap(runner: Runner) -> None:
     assert say(
         runner,
         """
-        _process.become_subreaper()
+        processes.become_subreaper()
         expected = {"exit 0": 0, "exit 7": 7, "kill -9 $$": -9, "sh -c 'sleep 0.2; exit 5' & exit 6": 6}
         # Held, as Popen would reap those that are not.
         started = {script: subprocess.Popen(["sh", "-c", script]) for script in expected}
         alive = subprocess.Popen(["sleep", "1000"])
         codes = {}
         while len(codes) < 5:
-            codes.update(_process.reap())
+            codes.update(processes.reap())
             time.sleep(0.01)
-        left = [_process.has_children(), list(_process.reap())]
+        left = [processes.has_children(), list(processes.reap())]
         alive.kill()
         while alive.pid not in codes:
-            codes.update(_process.reap())
+            codes.update(processes.reap())
         print(json.dumps([
             all(codes[started[script].pid] == code for script, code in expected.items()),
-            sorted(codes.values()), left, _process.has_children(), list(_process.reap()),
+            sorted(codes.values()), left, processes.has_children(), list(processes.reap()),
         ]))
         """,
     ) == [True, [-9, -9, 0, 5, 6, 7], [True, []], False, []]
@@ -295,11 +300,11 @@ def test_has_children_counts_the_dead(runner: Runner) -> None:
         """
         child = subprocess.Popen(["true"])
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        seen = [_process.has_children(), child.pid in _process.own_children()]
+        seen = [processes.has_children(), child.pid in processes.own_children()]
         del os.waitid
-        seen.append(_process.has_children())
-        list(_process.reap())
-        print(json.dumps([*seen, _process.has_children()]))
+        seen.append(processes.has_children())
+        list(processes.reap())
+        print(json.dumps([*seen, processes.has_children()]))
         """,
     ) == [True, True, True, False]
 
@@ -312,12 +317,12 @@ def test_names_and_threads(runner: Runner) -> None:
     assert say(
         runner,
         """
-        _process.name_process("ddp-test")
-        counts = [_process.thread_count()]
+        processes.name_process("ddp-test")
+        counts = [processes.thread_count()]
         stop = threading.Event()
         thread = threading.Thread(target=stop.wait)
         thread.start()
-        counts.append(_process.thread_count())
+        counts.append(processes.thread_count())
         stop.set()
         thread.join()
         print(json.dumps([Path("/proc/self/comm").read_text().strip(), counts]))

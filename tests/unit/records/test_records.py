@@ -264,10 +264,10 @@ def test_text_that_is_no_text(tmp_path: Path) -> None:
 def test_a_journal_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is said once, and the sweep goes on with its records in memory."""
     paths = SweepPaths(str(tmp_path / "gone"))
-    ledger = SweepRecorder(paths)
+    recorder = SweepRecorder(paths)
     for event in EVENTS:
-        ledger.note(event)
-    assert ledger.record.jobs == FINAL
+        recorder.record(event)
+    assert recorder.sweep.jobs == FINAL
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
     assert "journal.jsonl cannot be written: No such file" in caplog.text
     assert "results.csv cannot be written: No such file" in caplog.text

@@ -147,9 +147,9 @@ def test_text_that_is_no_text(tmp_path: Path) -> None:
 
 def test_whole_at_any_moment(tmp_path: Path) -> None:
     """Whoever reads while jobs end finds a whole table each time, which only grows."""
-    ledger = SweepRecorder(SweepPaths(str(tmp_path)))
+    recorder = SweepRecorder(SweepPaths(str(tmp_path)))
     (tmp_path / ".ddp").mkdir()
-    ledger.note(JobsAdded(0, 0, tuple((f"x={number}",) for number in range(200)), 1))
+    recorder.record(JobsAdded(0, 0, tuple((f"x={number}",) for number in range(200)), 1))
     counts: list[int] = []
     done = threading.Event()
 
@@ -164,9 +164,9 @@ def test_whole_at_any_moment(tmp_path: Path) -> None:
     reader = threading.Thread(target=read)
     reader.start()
     for number in range(200):
-        ledger.note(JobStarted(0, number, 0, 1, (), "/run"))
-        ledger.note(JobEnded(1, number, True, 0.5, "0.5", "", 1.0))
-    ledger.settle(last=True)
+        recorder.record(JobStarted(0, number, 0, 1, (), "/run"))
+        recorder.record(JobEnded(1, number, True, 0.5, "0.5", "", 1.0))
+    recorder.flush(last=True)
     time.sleep(0.05)
     done.set()
     reader.join()
@@ -176,15 +176,15 @@ def test_whole_at_any_moment(tmp_path: Path) -> None:
 def test_many_jobs_cost_little(tmp_path: Path) -> None:
     """With thousands of jobs the table is not written anew at each end, and yet whole when there is nothing to do."""
     (tmp_path / ".ddp").mkdir()
-    ledger = SweepRecorder(SweepPaths(str(tmp_path)))
-    ledger.note(JobsAdded(0, 0, tuple((f"x={number}",) for number in range(3000)), 1))
+    recorder = SweepRecorder(SweepPaths(str(tmp_path)))
+    recorder.record(JobsAdded(0, 0, tuple((f"x={number}",) for number in range(3000)), 1))
     writes = 0
     last = None
     for number in range(3000):
-        ledger.note(JobEnded(1, number, True, 0.5, "0.5", "", 1.0))
+        recorder.record(JobEnded(1, number, True, 0.5, "0.5", "", 1.0))
         now = (tmp_path / ".ddp" / "results.csv").stat().st_ino
         writes += now != last
         last = now
-    ledger.settle(last=True)
+    recorder.flush(last=True)
     assert writes < 1000
     assert len((tmp_path / ".ddp" / "results.csv").read_text().splitlines()) == 3001

@@ -25,8 +25,8 @@ from support.runner import PATIENCE_S
 
 HOLD = f"""
 import sys, time
-from {sweep_lock.__name__} import Claim
-claim = Claim(sys.argv[1])
+from {sweep_lock.__name__} import SweepLock
+lock = SweepLock(sys.argv[1])
 print("held", flush=True)
 time.sleep(600)
 """
@@ -101,10 +101,10 @@ def test_looking_harms_nobody(path: str) -> None:
     """Who only looks again and again does not keep anybody from taking the claim."""
     looking = f"""
 import sys
-from {sweep_lock.__name__} import live_holder
+from {sweep_lock.__name__} import live_owner
 print("held", flush=True)
 while True:
-    live_holder(sys.argv[1])
+    live_owner(sys.argv[1])
 """
     Path(path).write_text(json.dumps({"pid": 1, "host": "x", "since": "", "start": ""}))
     with another_process(path, looking), another_process(path, looking):
@@ -155,7 +155,7 @@ def test_without_locks(path: str, caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.usefixtures("no_locks")
-def test_without_locks_a_live_holder_is_refused(path: str) -> None:
+def test_without_locks_a_live_owner_is_refused(path: str) -> None:
     """A process of this machine that runs, and any of another machine, is taken for a holder."""
     with another_process(path) as process:
         with pytest.raises(StartError, match=f"process {process.pid} .*or delete .*claim if that process is gone"):

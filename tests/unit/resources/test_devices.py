@@ -322,12 +322,12 @@ def gate_of(tmp_path: Path, clock: Clock | None = None, min_free_gb: float | Non
 def test_the_gate_locks_what_is_used(fake: FakeNvml, tmp_path: Path) -> None:
     """Devices that are obtained are locked for others, under the name that all know; the unused are let go."""
     gate, other = gate_of(tmp_path), DeviceLocks("other", folder=str(tmp_path))
-    assert gate.obtain("0") and gate.obtain("1")
+    assert gate.acquire("0") and gate.acquire("1")
     assert not other.obtain("GPU-aaa1") and not other.obtain("GPU-aab2")
     gate.release_unused(["0"])
     assert not other.obtain("GPU-aaa1") and other.obtain("GPU-aab2")
     assert len(gate.descriptors(["0"])) == 1
-    assert not gate.obtain("1")
+    assert not gate.acquire("1")
     (why,) = gate.blocked_by().values()
     assert f"is held by process {os.getpid()}, sweep other" in why
     assert gate.blocked_by() == {}
@@ -347,7 +347,7 @@ def test_locks_that_cannot_be_had_later(
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    assert gate.obtain("0") and gate.obtain("1")
+    assert gate.acquire("0") and gate.acquire("1")
     assert gate.descriptors(["0", "1"]) == []
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "Operation not supported" in caplog.text
@@ -358,7 +358,7 @@ def test_locks_that_cannot_be_had_later(
 def test_a_device_for_another_start(fake: FakeNvml, tmp_path: Path) -> None:
     """Between two starts of a job its devices are waited for, too: processes and memory."""
     gate = gate_of(tmp_path, min_free_gb=20)
-    assert gate.obtain("0")
+    assert gate.acquire("0")
     assert gate.ready(["0"])
     fake.devices[0].pids = [77]
     gate.job_ended(["0"])
@@ -374,18 +374,18 @@ def test_a_busy_device(fake: FakeNvml, tmp_path: Path) -> None:
     """A device without the free memory that is asked for is not given out, nor locked, until it has it."""
     gate = gate_of(tmp_path, min_free_gb=20)
     fake.devices[0].free = 3 * GB
-    assert not gate.obtain("0") and gate.obtain("1")
+    assert not gate.acquire("0") and gate.acquire("1")
     assert gate.blocked_by() == {"0": "has less than hydra.launcher.min_free_memory_gb=20 free"}
     assert DeviceLocks("other", folder=str(tmp_path)).obtain("GPU-aaa1")
     fake.devices[0].free = 20 * GB
-    assert not gate.obtain("0"), "the other sweep has it now"
+    assert not gate.acquire("0"), "the other sweep has it now"
 
 
 def test_memory_that_is_not_known_later(fake: FakeNvml, tmp_path: Path) -> None:
     """A driver that fails while the sweep runs keeps nobody waiting."""
     gate = gate_of(tmp_path, min_free_gb=20)
     fake.fails = "nvmlDeviceGetMemoryInfo"
-    assert gate.obtain("0")
+    assert gate.acquire("0")
 
 
 def test_memory_that_no_device_has(fake: FakeNvml, tmp_path: Path) -> None:
@@ -402,16 +402,16 @@ def test_processes_that_linger(fake: FakeNvml, tmp_path: Path) -> None:
     clock = Clock()
     gate, other = gate_of(tmp_path, clock), DeviceLocks("other", folder=str(tmp_path))
     fake.devices[0].pids = [7]
-    assert gate.obtain("0")
+    assert gate.acquire("0")
     fake.devices[0].pids = [7, 1234]
     gate.job_ended(["0"])
     gate.release_unused([])
-    assert not gate.settled
-    assert not gate.obtain("0")
+    assert not gate.is_idle
+    assert not gate.acquire("0")
     assert gate.blocked_by() == {"0": "has processes that were not there before the last job"}
     assert not other.obtain("GPU-aaa1")
     fake.devices[0].pids = [7]
-    assert gate.settled
+    assert gate.is_idle
     gate.release_unused([])
     assert other.obtain("GPU-aaa1")
 
@@ -420,7 +420,7 @@ def test_a_process_of_somebody_else(fake: FakeNvml, tmp_path: Path) -> None:
     """A process that came while a job ran and stays is waited for once, not after every job that follows."""
     clock = Clock()
     gate = gate_of(tmp_path, clock)
-    assert gate.obtain("0")
+    assert gate.acquire("0")
     fake.devices[0].pids = [515151]
     gate.job_ended(["0"])
     assert not gate.ready(["0"])
@@ -430,28 +430,28 @@ def test_a_process_of_somebody_else(fake: FakeNvml, tmp_path: Path) -> None:
         gate.job_ended(["0"])
         assert gate.ready(["0"])
     gate.release_unused([])
-    assert gate.obtain("0")
+    assert gate.acquire("0")
     gate.job_ended(["0"])
-    assert gate.settled
+    assert gate.is_idle
 
 
 def test_processes_that_stay(fake: FakeNvml, tmp_path: Path) -> None:
     """After ten seconds a device is given on in any case: the process may be somebody else's."""
     clock = Clock()
     gate = gate_of(tmp_path, clock)
-    assert gate.obtain("0")
+    assert gate.acquire("0")
     fake.devices[0].pids = [99]
     gate.job_ended(["0"])
     clock.now += SETTLE_S - 0.1
-    assert not gate.obtain("0")
+    assert not gate.acquire("0")
     clock.now += 0.2
-    assert gate.obtain("0")
+    assert gate.acquire("0")
 
 
 def test_no_locks(fake: FakeNvml) -> None:
     """With lock_devices=false nothing is locked and nothing handed on."""
     nvml = asked()
     gate = DeviceAllocator(name_devices(["0"], VARIABLE, nvml), nvml, None, None)
-    assert gate.obtain("0")
+    assert gate.acquire("0")
     assert gate.descriptors(["0"]) == []
     gate.close()
