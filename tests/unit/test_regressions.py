@@ -127,7 +127,9 @@ def test_who_lost_a_peer_is_not_the_cause(tmp_path: Path) -> None:
         outcome = Outcome(completed=False, summary=summary, traceback=summary, failed_at=at, run_id="run")
         files.write_outcome(paths, rank, outcome)
     exits = (RankExit(0, 1, 1.0, False), RankExit(1, -15, 2.0, True))
-    verdict = resolve_result(GroupReport(exits, StopReason.RANK_FAILED, 0, "", 9.0), launch_spec(paths.run_dir, 2, "run"))
+    verdict = resolve_result(
+        GroupReport(exits, StopReason.RANK_FAILED, 0, "", 9.0), launch_spec(paths.run_dir, 2, "run")
+    )
     assert verdict.cause == "rank 1: ValueError: boom"
     os.unlink(paths.failure(1))
     alone = resolve_result(GroupReport(exits, StopReason.RANK_FAILED, 0, "", 9.0), launch_spec(paths.run_dir, 2, "run"))
