@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 BEHAVE = APPS / "behave.py"
 # Long silence of a node is told in seconds, in launching processes and in keepers.
 HASTY = """
-from hydra_plugins.hydra_ddp_subprocess_launcher.groups import rendezvous as _gathering; from hydra_plugins.hydra_ddp_subprocess_launcher.supervisor import heartbeat as _peers; from hydra_plugins.hydra_ddp_subprocess_launcher.supervisor import spawner as _spawner
-_peers.SILENT_S, _peers.BEAT_S = 8.0, 2.0
-_gathering.BEAT_S = 2.0
-_spawner._BOOTSTRAP = (
-    "import sys; sys.path.append(sys.argv[1]); from {package} import _peers, _spawner; "
-    "_peers.SILENT_S, _peers.BEAT_S = 8.0, 2.0; _spawner.main(*map(int, sys.argv[2:]))"
+from hydra_plugins.hydra_ddp_subprocess_launcher.groups import rendezvous
+from hydra_plugins.hydra_ddp_subprocess_launcher.supervisor import heartbeat, spawner
+heartbeat.HEARTBEAT_TIMEOUT_S, heartbeat.HEARTBEAT_INTERVAL_S = 8.0, 2.0
+rendezvous.HEARTBEAT_INTERVAL_S = 2.0
+spawner._BOOTSTRAP = (
+    "import sys; sys.path.append(sys.argv[1]); from {package} import heartbeat, spawner; "
+    "heartbeat.HEARTBEAT_TIMEOUT_S, heartbeat.HEARTBEAT_INTERVAL_S = 8.0, 2.0; spawner.main(*map(int, sys.argv[2:]))"
 )
 """
 

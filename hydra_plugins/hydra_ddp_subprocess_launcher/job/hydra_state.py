@@ -23,8 +23,6 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
-from ..common.quoting import escape_interpolations
-
 # What the plugins, and the program at its top, have registered: ranks do so themselves.
 _AT_START = dict(BaseContainer._resolvers)
 # OmegaConf's and Hydra's own.
@@ -259,6 +257,9 @@ def sweep_logging(config: DictConfig) -> dict[str, Any]:
 
 def _literal(value: Any) -> Any:
     """Return what OmegaConf resolves to a value that is resolved."""
+    # Not at the top, as every Hydra app imports this module: its dataclasses would take most of the scan's time.
+    from ..common.quoting import escape_interpolations
+
     if isinstance(value, str):
         return escape_interpolations(value)
     if isinstance(value, dict):

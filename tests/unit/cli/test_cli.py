@@ -16,7 +16,7 @@ from types import ModuleType
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher.cli import info, main, show
+from hydra_plugins.hydra_ddp_subprocess_launcher.cli import info, main
 from hydra_plugins.hydra_ddp_subprocess_launcher.cli.main import Tail
 from hydra_plugins.hydra_ddp_subprocess_launcher.cli.sweep_view import SweepReader, in_words, newest_sweep, numbers
 from hydra_plugins.hydra_ddp_subprocess_launcher.common import quoting

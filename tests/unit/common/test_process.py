@@ -156,7 +156,7 @@ def test_a_parent_that_is_gone_already(runner: Runner) -> None:
     """A rank whose parent ended before it could ask for the signal ends by itself."""
     code = """
         child = subprocess.Popen(
-            [sys.executable, "-c", "from %s import processes; processes.signal_at_parents_end(1 << 22, 9)" % sys.argv[1]]
+            [sys.executable, "-c", "from %s.processes import *; signal_at_parents_end(1 << 22, 9)" % sys.argv[1]]
         )
         print(child.wait())
     """
