@@ -8,7 +8,8 @@ import pickle
 import pkgutil
 import subprocess
 import sys
-from functools import cache
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -17,60 +18,53 @@ import hydra_plugins.hydra_ddp_subprocess_launcher as package
 from hydra_plugins.hydra_ddp_subprocess_launcher.common import errors
 
 FOLDER = Path(package.__file__).parent
-# By room and name, such as "job/plan"; what Hydra scans has no room.
-MODULES = {file.relative_to(FOLDER).with_suffix("").as_posix(): file for file in sorted(FOLDER.rglob("*.py"))}
+# A file by the names of its room and its own; those outside rooms have one name.
+FILES = {file.relative_to(FOLDER).with_suffix("").parts: file for file in sorted(FOLDER.rglob("*.py"))}
 SCANNED = {"config", "plugins"}
-# Rooms from which a room may import; "" stands for the modules that Hydra scans.
-ABOVE_RESOURCES = {"resources", "records", "supervisor", "common"}
-MAY_IMPORT = {
-    "": {"slurm", "launcher", "groups", "job", "display"} | ABOVE_RESOURCES,
-    "slurm": {"launcher", "groups", "job", "display"} | ABOVE_RESOURCES,
-    "launcher": {"groups", "job", "display"} | ABOVE_RESOURCES,
-    "groups": {"job", "display"} | ABOVE_RESOURCES,
-    "job": {"display"} | ABOVE_RESOURCES,
-    "cli": {"display", "records", "resources", "common"},
-    "display": ABOVE_RESOURCES,
-    "resources": {"records", "common"},
-    "records": {"common"},
-    "supervisor": {"common"},
-    "common": set(),
-}
+# A room imports only from rooms below it.
+CHAIN = ("plugins", "slurm", "launcher", "groups", "job", "display", "resources", "records", "common")
+BELOW = {room: set(CHAIN[place + 1 :]) for place, room in enumerate(CHAIN)}
+for user_of_supervisor in CHAIN[: CHAIN.index("resources")]:
+    BELOW[user_of_supervisor].add("supervisor")
+BELOW |= {"supervisor": {"common"}, "cli": {"display", "records", "resources", "common"}}
+# What has to be there when Hydra scans: the words of options, and a look at the resolvers that are registered then.
+OF_CONFIG = {("common", "choices"), ("job", "hydra_state")}
 
 
-def room_of(module: str) -> str:
-    return module.rpartition("/")[0]
-
-
-@cache
-def imports(module: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return what a module imports anywhere in it: the package's modules, and the top names of others."""
-    own, others = set(), set()
-    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+def imports(name: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield what a file imports anywhere in it: files of the package by their names, others by their top name."""
+    for node in ast.walk(ast.parse(FILES[name].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            others |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level:
-            start = Path(module).parts[: -node.level]
-            base = "/".join([*start, *(node.module or "").split(".")]).strip("/")
-            names = {base} if base in MODULES else {f"{base}/{alias.name}".strip("/") for alias in node.names}
-            own |= names & set(MODULES)
+            yield from ((alias.name.partition(".")[0],) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            others.add((node.module or "").split(".")[0])
-    return frozenset(own), frozenset(others - {"__future__"})
+            path = (*package.__name__.split("."), *name)[: -node.level] if node.level else ()
+            path += tuple((node.module or "").split(".")) if node.module else ()
+            if path[:2] != tuple(package.__name__.split(".")):
+                yield path[:1]
+            elif path[2:] in FILES:
+                yield path[2:]
+            else:
+                yield from ((*path[2:], alias.name) for alias in node.names if (*path[2:], alias.name) in FILES)
+
+
+def own_imports(name: tuple[str, ...]) -> set[tuple[str, ...]]:
+    """Return the other files of the package that one imports, but for the version."""
+    return {target for target in imports(name) if target in FILES} - {name, ("__init__",)}
 
 
 def test_what_hydra_scans() -> None:
-    """Hydra's scan walks packages: it sees the options and the plugins, and no room, as rooms have no `__init__.py`."""
+    """Hydra's scan sees the options and the plugins; the namespace stays one."""
     assert {found.name for found in pkgutil.walk_packages(package.__path__)} == SCANNED
-    assert not (FOLDER.parent / "__init__.py").exists(), "hydra_plugins is a namespace of all plugins"
-    assert {room_of(module) for module in MODULES} == set(MAY_IMPORT)
+    assert [name for name in FILES if name[-1] in ("__init__", "__main__")] == [("__init__",)]
+    assert not (FOLDER.parent / "__init__.py").exists()
     assert (FOLDER / "py.typed").exists()
 
 
-@pytest.mark.parametrize("module", sorted(set(MODULES) - {"__init__"}))
-def test_annotations_are_lazy_where_they_can_be(module: str) -> None:
+@pytest.mark.parametrize("name", FILES, ids="/".join)
+def test_annotations_are_lazy_where_they_can_be(name: tuple[str, ...]) -> None:
     """Modules that Hydra scans may not have lazy annotations beside dataclasses; all others have them."""
-    lazy = "from __future__ import annotations" in MODULES[module].read_text(encoding="utf-8").splitlines()
-    assert lazy == (module not in SCANNED and module != "common/choices")
+    lazy = "from __future__ import annotations" in FILES[name].read_text(encoding="utf-8").splitlines()
+    assert lazy == (name not in {("__init__",), ("config",), ("plugins",), ("common", "choices")})
 
 
 def test_the_scan_is_cheap_and_imports_nothing_heavy() -> None:
@@ -88,15 +82,15 @@ def test_the_scan_is_cheap_and_imports_nothing_heavy() -> None:
         "times = Plugins.instance().get_stats().modules_import_time\n"
         "cost = sum(seconds for name, seconds in times.items() if 'ddp' in name) / hydras\n"
         "heavy = [name for name in ('torch', 'submitit', 'cloudpickle', 'rich', 'pynvml') if name in sys.modules]\n"
-        f"own = [name.partition('{package.__name__}.')[2] for name, module in sys.modules.items()\n"
-        f"       if name.startswith('{package.__name__}.') and module.__spec__.origin]\n"
+        f"own = [name.removeprefix('{package.__name__}.') for name, module in sys.modules.items()\n"
+        f"       if name.startswith('{package.__name__}.') and module.__file__]\n"
         "print(json.dumps([cost, heavy, own]))"
     )
     # The best of several: the machine may be busy, and the first process may have to compile.
     runs = [json.loads(subprocess.check_output([sys.executable, "-c", code])) for _ in range(5)]
     assert min(cost for cost, _, _ in runs) < 0.35
     assert runs[0][1] == []
-    assert set(runs[0][2]) == SCANNED | {"common.choices", "common.protocol", "common.quoting", "job.hydra_state"}
+    assert set(runs[0][2]) == {*SCANNED, "common.choices", "job.hydra_state"}
 
 
 def test_a_sweep_without_a_board_does_not_load_rich() -> None:
@@ -125,54 +119,37 @@ def test_a_scan_after_an_import_makes_no_second_class() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_imports_go_one_way(module: str) -> None:
-    """A room imports only from rooms below it, and no room from the plugins, whose options alone all may know."""
-    for name in imports(module)[0] - {"config", "__init__"}:
-        room = room_of(module)
-        assert room_of(name) == room or room_of(name) in MAY_IMPORT[room], f"{module} imports {name}"
+def test_a_room_imports_only_from_rooms_below_it() -> None:
+    """Within a room there is no circle."""
+    assert own_imports(("config",)) == OF_CONFIG
+    for name in FILES.keys() - {("__init__",), ("config",)}:
+        allowed = BELOW[name[0]] | {name[0]} | ({"config"} if name[0] in ("job", "slurm") else set())
+        assert {target[0] for target in own_imports(name)} <= allowed, name
+    for name in FILES:
+        graph = {file: own_imports(file) for file in FILES if file[0] == name[0]}
+        TopologicalSorter({file: found & graph.keys() for file, found in graph.items()}).prepare()
 
 
-def test_no_circle_within_a_room() -> None:
-    """The modules of a room have an order in which each imports only earlier ones."""
-    left = {module: {name for name in imports(module)[0] if room_of(name) == room_of(module)} for module in MODULES}
-    for module, names in left.items():
-        # `python -m` makes a second copy of a module, which imports the first.
-        names.discard(module)
-    while left:
-        free = [module for module, names in left.items() if not names & set(left)]
-        assert free, f"a circle: {left}"
-        for module in free:
-            del left[module]
-
-
-@pytest.mark.parametrize("module", [name for name in MODULES if room_of(name) in ("common", "supervisor")])
-def test_small_processes_import_the_standard_library_alone(module: str) -> None:
-    """The spawner and the keepers import neither Hydra nor anything else that was installed; errors are Hydra's."""
-    others = {name for name in imports(module)[1] if name not in sys.stdlib_module_names}
-    assert others == ({"hydra"} if module == "common/errors" else set())
-
-
-def test_small_processes_load_the_standard_library_alone() -> None:
-    """What the spawner, the keepers and the fork server load at their start is the standard library and our own."""
-    code = (
-        f"from {package.__name__}.supervisor import forkserver, keeper, spawner\n"
-        "import json, sys\n"
-        "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
-    )
-    where = str(FOLDER.parents[1])
-    bare = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append({where!r}); {code}"]
-    loaded = set(json.loads(subprocess.check_output(bare)))
-    assert loaded - sys.stdlib_module_names == {"hydra_plugins"}
+def test_the_rooms_of_small_processes_import_the_standard_library_alone() -> None:
+    """Spawners and keepers import neither Hydra nor anything else that was installed; but for errors."""
+    for name in FILES:
+        if name[0] in ("common", "supervisor") and name != ("common", "errors"):
+            others = {target[0] for target in imports(name) if target not in FILES} - sys.stdlib_module_names
+            assert others == set(), name
 
 
 def test_processes_are_made_in_few_places() -> None:
     """Only named modules make processes or call into C."""
-    users = {name: {module for module in MODULES if name in imports(module)[1]} for name in ("subprocess", "ctypes")}
-    assert users["ctypes"] == {"common/processes", "supervisor/forkserver"}
-    # job/program asks subprocess for the interpreter's flags only, slurm/submitit_api calls SLURM's commands.
-    assert users["subprocess"] == {"common/processes", "groups/spawners", "job/program", "slurm/submitit_api"}
-    for file in MODULES.values():
+    users = {top: {name for name in FILES if (top,) in set(imports(name))} for top in ("subprocess", "ctypes")}
+    assert users["ctypes"] == {("common", "processes"), ("supervisor", "forkserver")}
+    # program asks subprocess for the interpreter's flags only, submitit_api calls SLURM's commands.
+    assert users["subprocess"] == {
+        ("common", "processes"),
+        ("groups", "spawners"),
+        ("job", "program"),
+        ("slurm", "submitit_api"),
+    }
+    for file in FILES.values():
         assert "shell=True" not in file.read_text(encoding="utf-8")
 
 

@@ -90,7 +90,7 @@ def test_the_words_that_an_option_may_take_are_in_its_row_and_in_its_comment() -
 def test_no_option_is_dead() -> None:
     """Each is used beyond its reading, a test of the whole sets it, and a page beside the list of options names it."""
     package = ROOT / "hydra_plugins/hydra_ddp_subprocess_launcher"
-    used = [file for file in package.glob("*.py") if file.stem not in ("config", "_settings")]
+    used = [file for file in package.rglob("*.py") if file.stem not in ("config", "settings")]
     pages = [page for page in (ROOT / "docs").glob("*.md") if page.stem != "options"]
     where = {"used": used, "tested": (ROOT / "tests/integration").rglob("*.py"), "documented": pages}
     for what, files in where.items():

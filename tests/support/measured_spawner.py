@@ -15,7 +15,7 @@ _start = subprocess.Popen.__init__
 
 
 def _start_measured(self: Any, args: Any, *more: Any, **options: Any) -> None:
-    if isinstance(args, list) and args[1:4] == ["-I", "-S", "-X"] and "spawner.main" in args[6]:
+    if isinstance(args, list) and args[1:4] == ["-I", "-S", "-X"] and "spawner.main(" in args[6]:
         args = [args[0], *args[3:]]
     _start(self, args, *more, **options)
 

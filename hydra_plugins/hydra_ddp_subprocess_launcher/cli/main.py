@@ -201,7 +201,7 @@ def _timeline(arguments: argparse.Namespace) -> None:
 
 def _results(arguments: argparse.Namespace) -> None:
     from ..display.tables import text_table
-    from ..records import journal as results  # Imports Hydra.
+    from ..records import journal as results
     from ..records.events import JobState
 
     record = SweepReader(_chosen(arguments)).look().record
@@ -240,10 +240,10 @@ def _last_sign(snapshot: SweepSnapshot) -> float:
 
 
 def _info(arguments: argparse.Namespace) -> None:
-    from . import show as facts
+    from . import info as facts
 
     paths = default_sweep() if arguments.dir is None else chosen_sweep(arguments.dir)
-    info = facts.join(os.environ, None if paths is None else SweepReader(paths).look())
+    info = facts.collect(os.environ, None if paths is None else SweepReader(paths).look())
     sys.stdout.write(facts.as_json(info) if arguments.json else facts.as_text(info))
 
 

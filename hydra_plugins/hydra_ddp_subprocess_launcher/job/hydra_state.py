@@ -23,8 +23,6 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
-from ..common.quoting import escape_interpolations
-
 # Resolvers that the plugins, and the program at import time, have registered. Ranks register them themselves.
 _AT_START = dict(BaseContainer._resolvers)
 # Resolvers of OmegaConf and Hydra themselves.
@@ -261,6 +259,9 @@ def sweep_logging(config: DictConfig) -> dict[str, Any]:
 
 def _literal(value: Any) -> Any:
     """Escape a resolved value, so that OmegaConf resolves it to itself."""
+    # Import here: every Hydra app imports this module, and the dataclasses of `protocol` would double the scan's time.
+    from ..common.quoting import escape_interpolations
+
     if isinstance(value, str):
         return escape_interpolations(value)
     if isinstance(value, dict):

@@ -39,7 +39,8 @@ from ..job.program import (
 )
 from ..job.settings import LaunchSettings, SweepContext, read_settings
 from ..records.journal import SweepRecorder
-from ..resources.devices import DeviceAllocator, DeviceLocks, Nvml, find_devices, name_devices
+from ..resources.devices import DeviceAllocator, DeviceLocks, find_devices, name_devices
+from ..resources.nvml import Nvml
 from ..resources.schedule import DevicePool
 from .batch import Batch, JobStarter, begin_fork_server
 from .debug import debug_session

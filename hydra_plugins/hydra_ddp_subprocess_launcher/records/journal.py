@@ -16,11 +16,7 @@ import time
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
+from typing import TYPE_CHECKING, Any
 
 from ..common.files import SweepPaths, write_text
 from ..common.text import bounded
@@ -37,6 +33,9 @@ from .events import (
     SweepBegan,
     SweepRecord,
 )
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 _log = logging.getLogger(__name__)
 # The year 9999 as Unix time in seconds; anything beyond is not a valid time.
@@ -353,6 +352,10 @@ def _override_cell(text: str) -> tuple[str, str]:
         # Parsing it would take seconds.
         key, _, value = text.partition("=")
         return bounded(key.lstrip("+~")), value
+    # Not at the top, as `hydra-ddp` reads journals without Hydra.
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
     try:
         (override,) = OverridesParser.create().parse_overrides([text])
     except (HydraException, ValueError):

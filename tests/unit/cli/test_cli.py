@@ -16,7 +16,7 @@ from types import ModuleType
 
 import pytest
 
-from hydra_plugins.hydra_ddp_subprocess_launcher.cli import main, show
+from hydra_plugins.hydra_ddp_subprocess_launcher.cli import info, main
 from hydra_plugins.hydra_ddp_subprocess_launcher.cli.main import Tail
 from hydra_plugins.hydra_ddp_subprocess_launcher.cli.sweep_view import SweepReader, in_words, newest_sweep, numbers
 from hydra_plugins.hydra_ddp_subprocess_launcher.common import quoting
@@ -406,14 +406,14 @@ def test_a_report_hides_secrets(sweep: SweepPaths, monkeypatch: pytest.MonkeyPat
     """Of the command line, and of the environment, of which it has only what hides devices."""
     monkeypatch.setitem(sys.modules, "pynvml", ModuleType("pynvml"))
     environ = {"NCCL_DEBUG": "hunter2", "HOME": "/", "CUDA_VISIBLE_DEVICES": "1"}
-    info = show.join(environ, SweepReader(sweep).look())
-    assert info.visible_devices == {"CUDA_VISIBLE_DEVICES": "1"}
-    assert info.driver is None
-    assert info.sweep is not None
-    assert info.sweep.argv == ("python", "train.py", "-m", "wandb.api_key=***", "x=0,1,2,3")
-    assert info.sweep.jobs == {"completed": 1, "FAILED": 1, "lost": 1, "never started": 1}
-    assert info.sweep.first_causes == ("job 1: rank 1: ValueError: bad",)
-    for text in (show.as_text(info), show.as_json(info)):
+    found = info.collect(environ, SweepReader(sweep).look())
+    assert found.visible_devices == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert found.driver is None
+    assert found.sweep is not None
+    assert found.sweep.argv == ("python", "train.py", "-m", "wandb.api_key=***", "x=0,1,2,3")
+    assert found.sweep.jobs == {"completed": 1, "FAILED": 1, "lost": 1, "never started": 1}
+    assert found.sweep.first_causes == ("job 1: rank 1: ValueError: bad",)
+    for text in (info.as_text(found), info.as_json(found)):
         assert "hunter2" not in text
         assert "rank 1: ValueError: bad" in text
 
@@ -437,10 +437,10 @@ def test_a_report_has_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """What NVML does not tell is said to be unknown."""
     fake = FakeNvml([FakeDevice("GPU-a"), FakeDevice("GPU-b")], fails="nvmlDeviceGetName")
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    info = show.join({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, None)
-    assert info.driver == "580.1"
-    assert [device.uuid for device in info.devices] == ["GPU-a", "GPU-b"]
-    text = show.as_text(info)
+    found = info.collect({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, None)
+    assert found.driver == "580.1"
+    assert [device.uuid for device in found.devices] == ["GPU-a", "GPU-b"]
+    text = info.as_text(found)
     assert "device 1: unknown, GPU-b, 80.0 GB of 80.0 GB free\n" in text
     assert "NVIDIA driver: 580.1\n" in text
     assert "sweep: none here (-d DIR)\n" in text

@@ -26,7 +26,7 @@ from support.runner import PATIENCE_S
 HOLD = f"""
 import sys, time
 from {sweep_lock.__name__} import SweepLock
-claim = SweepLock(sys.argv[1])
+lock = SweepLock(sys.argv[1])
 print("held", flush=True)
 time.sleep(600)
 """

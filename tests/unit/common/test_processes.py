@@ -1,10 +1,11 @@
-"""Processes: started as ranks, found however they hide, held, reaped. With real, small ones."""
+"""Processes: started as ranks, found however they hide, held, reaped; and what the machine gives this one."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -29,6 +30,7 @@ import json, os, signal, subprocess, sys, threading, time
 from pathlib import Path
 from {PACKAGE} import processes
 from {PACKAGE}.protocol import RankSpec
+PATIENCE_S = {PATIENCE_S}
 """
 
 
@@ -94,9 +96,8 @@ def test_a_log_is_appended_to(runner: Runner, tmp_path: Path, log: Path) -> None
     """What stands in the log stays, and stdout and stderr keep their order."""
     log.write_text("before\n")
     script = "echo 1; echo 2 >&2; echo 3"
-    assert (
-        processes.start_rank(RankSpec(("sh", "-c", script), str(tmp_path), runner.environment(), str(log))).wait() == 0
-    )
+    spec = RankSpec(("sh", "-c", script), str(tmp_path), runner.environment(), str(log))
+    assert processes.start_rank(spec).wait() == 0
     assert log.read_text() == "before\n1\n2\n3\n"
 
 
@@ -105,7 +106,8 @@ def test_no_descriptor_is_handed_down(runner: Runner, tmp_path: Path, log: Path)
     ours, theirs = os.pipe()
     os.set_inheritable(theirs, True)
     try:
-        rank = processes.start_rank(RankSpec(("ls", "/proc/self/fd"), str(tmp_path), runner.environment(), str(log)))
+        spec = RankSpec(("ls", "/proc/self/fd"), str(tmp_path), runner.environment(), str(log))
+        rank = processes.start_rank(spec)
         assert rank.wait() == 0
     finally:
         os.close(ours)
@@ -131,10 +133,10 @@ def test_a_rank_that_cannot_be_started(
     """The error names what cannot be used: command, folder or log."""
     (tmp_path / "not_executable").touch(mode=stat.S_IRUSR)
     values = {"argv": ["true"], "cwd": "{tmp}", "log_file": "{tmp}/rank.log", **change}
-    argv = [part.replace("{tmp}", str(tmp_path)) for part in values["argv"]]
+    argv = tuple(part.replace("{tmp}", str(tmp_path)) for part in values["argv"])
     cwd, log_file = (str(values[name]).replace("{tmp}", str(tmp_path)) for name in ("cwd", "log_file"))
     with pytest.raises(error) as caught:
-        processes.start_rank(RankSpec(tuple(argv), cwd, runner.environment(), log_file))
+        processes.start_rank(RankSpec(argv, cwd, runner.environment(), log_file))
     assert named in str(caught.value.filename)
 
 
@@ -154,8 +156,9 @@ def test_a_rank_dies_with_its_parent(runner: Runner, tmp_path: Path) -> None:
 def test_a_parent_that_is_gone_already(runner: Runner) -> None:
     """A rank whose parent ended before it could ask for the signal ends by itself."""
     code = """
-        code = "from %s import processes; processes.signal_at_parents_end(1 << 22, 9)" % sys.argv[1]
-        child = subprocess.Popen([sys.executable, "-c", code])
+        child = subprocess.Popen(
+            [sys.executable, "-c", "from %s.processes import *; signal_at_parents_end(1 << 22, 9)" % sys.argv[1]]
+        )
         print(child.wait())
     """
     ran = runner.python("-c", PRELUDE + textwrap.dedent(code), PACKAGE)
@@ -401,3 +404,110 @@ def test_a_name_cut_within_a_character(runner: Runner) -> None:
         handle.close()
         named.kill()
         named.communicate()
+
+
+# --- the machine
+
+CORES = f"from {processes.__name__} import usable_cores; print(usable_cores())"
+
+
+@pytest.fixture
+def outside_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_CPUS_ON_NODE", raising=False)
+
+
+@pytest.mark.usefixtures("outside_slurm")
+def test_usable_cores() -> None:
+    """There is at least one core, and no more than the affinity allows."""
+    assert 1 <= processes.usable_cores() <= len(os.sched_getaffinity(0))
+
+
+@pytest.mark.usefixtures("outside_slurm")
+@pytest.mark.skipif(shutil.which("taskset") is None, reason="needs taskset")
+def test_cores_under_taskset(runner: Runner) -> None:
+    """A process that is held to one core counts one."""
+    core = min(os.sched_getaffinity(0))
+    assert runner.run("taskset", "-c", str(core), sys.executable, "-c", CORES).output == "1\n"
+
+
+@pytest.mark.usefixtures("outside_slurm")
+@pytest.mark.parametrize(
+    ("quota", "affinity", "cores"),
+    [
+        ("max 100000", 8, 8),
+        ("400000 100000", 8, 4),
+        ("150000 100000", 8, 1),
+        ("50000 100000", 8, 1),
+        ("900000 100000", 8, 8),
+    ],
+)
+def test_cores_by_the_quota_of_a_cgroup(monkeypatch: pytest.MonkeyPatch, quota: str, affinity: int, cores: int) -> None:
+    """A container's quota counts in whole cores, at least one, and never adds to the affinity."""
+    files = {"/proc/self/cgroup": "12:cpu:/old\n0::/box\n", "/sys/fs/cgroup/box/cpu.max": f"{quota}\n"}
+    fake_files(monkeypatch, files)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(affinity)))
+    assert processes.usable_cores() == cores
+
+
+@pytest.mark.usefixtures("outside_slurm")
+@pytest.mark.parametrize(("quota", "cores"), [("-1", 8), ("250000", 2), ("10000", 1)])
+def test_cores_by_the_quota_of_an_old_cgroup(monkeypatch: pytest.MonkeyPatch, quota: str, cores: int) -> None:
+    """cgroup v1 says the same in two files."""
+    folder = "/sys/fs/cgroup/cpu"
+    files = {f"{folder}/cpu.cfs_quota_us": f"{quota}\n", f"{folder}/cpu.cfs_period_us": "100000\n"}
+    fake_files(monkeypatch, files)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    assert processes.usable_cores() == cores
+
+
+@pytest.mark.usefixtures("outside_slurm")
+def test_cores_without_any_cgroup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system does not tell of quotas, the affinity counts."""
+    fake_files(monkeypatch, {})
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2})
+    assert processes.usable_cores() == 3
+
+
+def fake_files(monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) -> None:
+    """Let these be the only files that can be read as text."""
+
+    def read_text(path: Path) -> str:
+        if str(path) not in files:
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return files[str(path)]
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+
+
+def test_the_first_environment(runner: Runner) -> None:
+    """What the program does to its environment later does not show; odd values are read as Python shows them."""
+    code = f"""
+import os
+from {processes.__name__} import start_environment
+os.environ["KEPT"] = "changed"
+os.environ["ADDED"] = "new"
+del os.environ["GONE"]
+found = start_environment()
+print(ascii([found.get(name) for name in ("KEPT", "ADDED", "GONE", "ODD", "EMPTY")]))
+"""
+    env = {"KEPT": "first", "GONE": "there", "ODD": "a=b\n\udcff", "EMPTY": ""}
+    ran = runner.python("-c", code, env=env)
+    assert ran.output == ascii(["first", None, "there", "a=b\n\udcff", ""]) + "\n"
+
+
+@pytest.mark.parametrize(("name", "supported"), [("posix", True), ("nt", False)])
+def test_unsupported_systems(monkeypatch: pytest.MonkeyPatch, name: str, supported: bool) -> None:
+    """On Windows the reason says what to use instead."""
+    with monkeypatch.context() as patch:
+        patch.setattr("os.name", name)
+        reason = processes.unsupported_reason()
+    assert reason is None if supported else "WSL 2" in (reason or "")
+
+
+@pytest.mark.usefixtures("outside_slurm")
+def test_cores_of_an_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SLURM need not bind a job to its cores: what it says bounds them, and what is no number does not."""
+    all_of_them = processes.usable_cores()
+    for said, cores in (("1", 1), ("100000", all_of_them), ("", all_of_them), ("4(x2)", all_of_them)):
+        monkeypatch.setenv("SLURM_CPUS_ON_NODE", said)
+        assert processes.usable_cores() == cores

@@ -1,4 +1,4 @@
-"""Words for people: one thing is singular."""
+"""Texts for people: one thing is singular, and long texts are bounded."""
 
 from __future__ import annotations
 
