@@ -21,7 +21,7 @@ _LONGEST_OVERRIDE = 300
 _WIDTH_WITHOUT_TERMINAL = 120
 _TITLES = ("job", "overrides", "status", "value", "time", "devices", "cause")
 UNGROUPED = (
-    "its ranks opened no process group, so each of them did the whole job by itself. Open one (Lightning: "
+    "its ranks opened no process group with each other, so each did the whole job by itself. Open one (Lightning: "
     "strategy=ddp), or start as many ranks as the job uses: 'hydra.launcher.nproc_per_node=${trainer.devices}'"
 )
 _OPTIONAL = ("value", "devices", "cause")
