@@ -21,7 +21,6 @@ import pytest
 from hydra_plugins.hydra_ddp_subprocess_launcher.resources.devices import FOLDER, DeviceLocks
 from support.notes import (
     BEHAVE,
-    NOISE_S,
     Notes,
     alive,
     assert_nothing_left,
@@ -32,7 +31,7 @@ from support.notes import (
     finish,
     state_of,
 )
-from support.runner import APPS, PATIENCE_S, Runner
+from support.runner import APPS, NOISE_S, PATIENCE_S, Runner
 
 if TYPE_CHECKING:
     import subprocess
