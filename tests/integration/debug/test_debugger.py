@@ -161,7 +161,8 @@ def test_ctrl_z_does_not_bring_the_shell_back(runner: Runner) -> None:
         child.send("c\n")
         code, screen = end_of(child)
     assert code == 0
-    assert screen.endswith("1 job: 1 completed, 0 failed\r\nthe shell is back\r\n")
+    assert "\r\n1 job: 1 completed, 0 failed\r\n" in screen
+    assert screen.endswith("/results.csv\r\nthe shell is back\r\n")
 
 
 def test_rank_0_learns_of_the_window_size(runner: Runner) -> None:
