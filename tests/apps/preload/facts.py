@@ -31,16 +31,18 @@ def stream(one: Any) -> dict[str, str]:
     return facts | {"asked": str(asked)}
 
 
-def descriptors() -> dict[int, tuple[str, bool]]:
-    found = {}
+def descriptors() -> list[tuple[str, str, bool]]:
+    """Return what each is, the first three by their numbers."""
+    found = []
     for number in map(int, os.listdir("/proc/self/fd")):
         try:
             target = os.readlink(f"/proc/self/fd/{number}")
         except OSError:
             continue
         if not target.startswith("/proc/"):
-            found[number] = (target.split(":")[0], os.get_inheritable(number))
-    return dict(sorted(found.items()))
+            name = str(number) if number < 3 else "more"
+            found.append((name, target.split(":")[0], os.get_inheritable(number)))
+    return sorted(found)
 
 
 def own_names() -> dict[str, str]:

@@ -168,7 +168,7 @@ def test_all_that_is_written_comes_above_the_board(monkeypatch: pytest.MonkeyPat
     assert "".join(copied) == "copied\nof a rank\n"
 
 
-class _ReadOnly(logging.StreamHandler[Any]):
+class _ReadOnly(logging.StreamHandler):  # type: ignore[type-arg]  # (Python 3.10 cannot subscript it)
     @property
     def stream(self) -> Any:
         return sys.stderr

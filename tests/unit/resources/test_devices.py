@@ -169,7 +169,7 @@ def other_process(folder: Path, name: str) -> bool:
     code = (
         "import sys\n"
         "from hydra_plugins.hydra_ddp_subprocess_launcher.resources.devices import DeviceLocks\n"
-        "sys.exit(not DeviceLocks('other', folder=sys.argv[1]).obtain(sys.argv[2]))"
+        "sys.exit(not DeviceLocks('other', folder=sys.argv[1]).acquire(sys.argv[2]))"
     )
     return subprocess.run([sys.executable, "-c", code, folder, name], check=False).returncode == 0
 
@@ -179,28 +179,28 @@ def test_a_lock(tmp_path: Path) -> None:
     folder = tmp_path / "locks"
     locks = DeviceLocks("/sweeps/mine", folder=str(folder))
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert locks.obtain("MIG-GPU-1/2/3") and locks.obtain("MIG-GPU-1/2/3")
+    assert locks.acquire("MIG-GPU-1/2/3") and locks.acquire("MIG-GPU-1/2/3")
     assert not other_process(folder, "MIG-GPU-1/2/3")
     assert other_process(folder, "GPU-2")
     other = DeviceLocks("/sweeps/other", folder=str(folder))
-    assert not other.obtain("MIG-GPU-1/2/3")
+    assert not other.acquire("MIG-GPU-1/2/3")
     assert other.holder("MIG-GPU-1/2/3") == f"process {os.getpid()}, sweep /sweeps/mine"
     locks.release("MIG-GPU-1/2/3")
     locks.release("MIG-GPU-1/2/3")
-    assert other.obtain("MIG-GPU-1/2/3")
+    assert other.acquire("MIG-GPU-1/2/3")
     assert {path.name for path in folder.iterdir()} == {"MIG-GPU-1%2F2%2F3", "GPU-2"}
 
 
 def test_a_lock_is_held_by_every_copy(tmp_path: Path) -> None:
     """A lock that was handed on is free when the last who has it lets go."""
     locks, other = DeviceLocks("one", folder=str(tmp_path)), DeviceLocks("other", folder=str(tmp_path))
-    assert locks.obtain("a")
+    assert locks.acquire("a")
     assert not os.get_inheritable(locks.descriptor("a"))
     copy = os.dup(locks.descriptor("a"))
     locks.release("a")
-    assert not other.obtain("a")
+    assert not other.acquire("a")
     os.close(copy)
-    assert other.obtain("a")
+    assert other.acquire("a")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"pid": 1}'])
@@ -226,37 +226,37 @@ def test_a_lock_file_that_is_deleted(tmp_path: Path) -> None:
     deleted: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "open", delete_after)
-        assert locks.obtain("a")
-    assert deleted and not other.obtain("a")
+        assert locks.acquire("a")
+    assert deleted and not other.acquire("a")
     locks.release("a")
     shutil.rmtree(folder)
-    assert other.obtain("a")
+    assert other.acquire("a")
 
 
 def test_locks_of_the_sweep_around(tmp_path: Path) -> None:
     """What is locked for the job of which this process is a rank is not locked again; all else is."""
     outer = DeviceLocks("outer", folder=str(tmp_path))
-    assert outer.obtain("GPU 1") and outer.obtain("GPU-2")
+    assert outer.acquire("GPU 1") and outer.acquire("GPU-2")
     inherited = locked_for_this_rank({"HYDRA_DDP_LOCKED": "GPU%201"})
     assert inherited == {"GPU 1"}
     assert locked_for_this_rank({}) == frozenset()
     inner = DeviceLocks("inner", inherited, str(tmp_path))
-    assert inner.obtain("GPU 1") and inner.descriptor("GPU 1") is None
-    assert not inner.obtain("GPU-2")
+    assert inner.acquire("GPU 1") and inner.descriptor("GPU 1") is None
+    assert not inner.acquire("GPU-2")
 
 
 def test_names_of_any_length(tmp_path: Path) -> None:
     """An id that is too long for a file has a lock of its own all the same."""
     names = [f"GPU-{'é' * 300}{number}" for number in range(2)]
     locks, other = DeviceLocks("one", folder=str(tmp_path)), DeviceLocks("other", folder=str(tmp_path))
-    assert locks.obtain(names[0])
-    assert not other.obtain(names[0]) and other.obtain(names[1])
+    assert locks.acquire(names[0])
+    assert not other.acquire(names[0]) and other.acquire(names[1])
 
 
 def test_lock_files_stay_young(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file of a lock that is held for days is touched, so that no cleaner of old files takes it."""
     locks = DeviceLocks("one", folder=str(tmp_path))
-    assert locks.obtain("a")
+    assert locks.acquire("a")
     os.utime(tmp_path / "a", (0, 0))
     locks.touch()
     assert (tmp_path / "a").stat().st_mtime == 0
@@ -278,7 +278,7 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
     locks = DeviceLocks("one", folder=str(tmp_path))
     (tmp_path / "a").symlink_to(tmp_path / "file")
     with pytest.raises(OptionError, match=r"lock_devices=false"):
-        locks.obtain("a")
+        locks.acquire("a")
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +289,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(OptionError, match=r"Operation not supported.*lock_devices=false"):
-        DeviceLocks("one", folder=str(tmp_path)).obtain("a")
+        DeviceLocks("one", folder=str(tmp_path)).acquire("a")
 
 
 def test_all_sweeps_of_a_user_meet() -> None:
@@ -323,9 +323,9 @@ def test_the_gate_locks_what_is_used(fake: FakeNvml, tmp_path: Path) -> None:
     """Devices that are obtained are locked for others, under the name that all know; the unused are let go."""
     gate, other = gate_of(tmp_path), DeviceLocks("other", folder=str(tmp_path))
     assert gate.acquire("0") and gate.acquire("1")
-    assert not other.obtain("GPU-aaa1") and not other.obtain("GPU-aab2")
+    assert not other.acquire("GPU-aaa1") and not other.acquire("GPU-aab2")
     gate.release_unused(["0"])
-    assert not other.obtain("GPU-aaa1") and other.obtain("GPU-aab2")
+    assert not other.acquire("GPU-aaa1") and other.acquire("GPU-aab2")
     assert len(gate.descriptors(["0"])) == 1
     assert not gate.acquire("1")
     (why,) = gate.blocked_by().values()
@@ -333,7 +333,7 @@ def test_the_gate_locks_what_is_used(fake: FakeNvml, tmp_path: Path) -> None:
     assert gate.blocked_by() == {}
     gate.job_ended(["0"])
     gate.release_unused([])
-    assert other.obtain("GPU-aaa1")
+    assert other.acquire("GPU-aaa1")
     gate.close()
 
 
@@ -376,7 +376,7 @@ def test_a_busy_device(fake: FakeNvml, tmp_path: Path) -> None:
     fake.devices[0].free = 3 * GB
     assert not gate.acquire("0") and gate.acquire("1")
     assert gate.blocked_by() == {"0": "has less than hydra.launcher.min_free_memory_gb=20 free"}
-    assert DeviceLocks("other", folder=str(tmp_path)).obtain("GPU-aaa1")
+    assert DeviceLocks("other", folder=str(tmp_path)).acquire("GPU-aaa1")
     fake.devices[0].free = 20 * GB
     assert not gate.acquire("0"), "the other sweep has it now"
 
@@ -409,11 +409,11 @@ def test_processes_that_linger(fake: FakeNvml, tmp_path: Path) -> None:
     assert not gate.is_idle
     assert not gate.acquire("0")
     assert gate.blocked_by() == {"0": "has processes that were not there before the last job"}
-    assert not other.obtain("GPU-aaa1")
+    assert not other.acquire("GPU-aaa1")
     fake.devices[0].pids = [7]
     assert gate.is_idle
     gate.release_unused([])
-    assert other.obtain("GPU-aaa1")
+    assert other.acquire("GPU-aaa1")
 
 
 def test_a_process_of_somebody_else(fake: FakeNvml, tmp_path: Path) -> None:
