@@ -180,7 +180,7 @@ class _ReadOnly(logging.StreamHandler):  # type: ignore[type-arg]  # (Python 3.1
         self.made = True
 
 
-class _Refusing(logging.StreamHandler[Any]):
+class _Refusing(logging.StreamHandler):  # type: ignore[type-arg]  # (as above)
     def setStream(self, stream: Any) -> Any:
         raise RuntimeError("not this one")
 
