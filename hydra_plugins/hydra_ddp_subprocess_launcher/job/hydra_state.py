@@ -18,6 +18,7 @@ from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
+from hydra import version
 from hydra.core.utils import configure_log
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
@@ -255,6 +256,13 @@ def sweep_logging(config: DictConfig) -> dict[str, Any]:
         name: _literal(OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node)
         for name, node in nodes.items()
     }
+
+
+def changes_directory(config: DictConfig) -> bool:
+    """Return whether Hydra runs the job in its output directory."""
+    # Hydra's own rule: programs with version_base 1.1 or none get the old default. Hydra 1.4 has one default for all.
+    chdir = config.hydra.job.chdir
+    return bool(chdir) if chdir is not None else not version.base_at_least("1.2")
 
 
 def _literal(value: Any) -> Any:

@@ -22,7 +22,6 @@ from typing import Any, NoReturn
 from hydra._internal.callbacks import Callbacks
 from hydra.core.utils import JobRuntime, run_job, setup_globals
 from hydra.types import HydraContext, RunMode, TaskFunction
-from hydra.version import base_at_least
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ..common import files, processes, quoting, signals
@@ -363,8 +362,7 @@ def _keep_files_apart(config: DictConfig, own_files: hydra_state.OwnFiles) -> No
         handlers = OmegaConf.select(config, "hydra.job_logging.handlers") or {}
         names = {name: handler.get("filename") for name, handler in handlers.items() if handler is not None}
         # A file name is relative to the directory of the job.
-        chdir = config.hydra.job.chdir
-        folder = config.hydra.runtime.output_dir if chdir or (chdir is None and not base_at_least("1.2")) else ""
+        folder = config.hydra.runtime.output_dir if hydra_state.changes_directory(config) else ""
     # The `hydra` node is read-only by now.
     with read_write(config.hydra), open_dict(config.hydra):
         config.hydra.output_subdir = None

@@ -13,7 +13,6 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hydra import version
 from hydra.core.utils import JobReturn, JobRuntime, JobStatus
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_write
 
@@ -29,6 +28,7 @@ from ..supervisor.heartbeat import refresh_names
 from . import frozen_config
 from .environment import error_file
 from .frozen_config import CachedConfig
+from .hydra_state import changes_directory
 
 _SHOWN_LOG_LINES = 20
 _SHOWN_TRACEBACK_LINES = 25
@@ -454,7 +454,7 @@ def make_job_return(
         task_overrides = OmegaConf.to_container(config.hydra.overrides.task)
         assert isinstance(task_overrides, list)
         job_return.overrides = task_overrides
-        job_return.working_dir = run_dir if _changes_directory(config) else _working_dir(config)
+        job_return.working_dir = run_dir if changes_directory(config) else _working_dir(config)
         if cached is None:
             job_return.cfg, job_return.hydra_cfg = _apart(config)
     return job_return
@@ -520,9 +520,3 @@ def _working_dir(config: DictConfig) -> str:
         return os.getcwd()
     except OSError:
         return str(config.hydra.runtime.cwd)  # The working directory was deleted.
-
-
-def _changes_directory(config: DictConfig) -> bool:
-    # Hydra's own rule: programs with version_base 1.1 or none get the old default.
-    chdir = config.hydra.job.chdir
-    return bool(chdir) if chdir is not None else not version.base_at_least("1.2")
