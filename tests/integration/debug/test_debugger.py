@@ -91,6 +91,9 @@ def log_of(runner: Runner, rank: int) -> str:
 def test_a_debugger_in_rank_0(runner: Runner) -> None:
     """Rank 0 is stepped through, its variables are printed and changed, and the job completes with its value."""
     with at_a_prompt(runner, "hydra.launcher.tee_ranks=all") as child:
+        if sys.version_info >= (3, 13):
+            # From here on, Python stops at the line of `breakpoint()` and not at the next one.
+            answer(child, "n\n", "touch()")
         answer(child, "n\n", "return f")
         answer(child, "p text\n", "'first'")
         answer(child, "!text = 'second'\n", "")
